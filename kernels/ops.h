@@ -25,6 +25,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/types/activation.h"
 #include "kernels/kv_layout.h"
 #include "kernels/noise.h"
 #include "kernels/packed_matrix.h"
@@ -90,23 +91,49 @@ struct RmsNormArgs {
   int64_t out_stride = 0;
 };
 
-// rope: rotates, in place, the pairs (2i, 2i+1) of every head by the token's
-// position: (a, b) -> (fma(a, cos, -(b * sin)), fma(b, cos, a * sin)). Row p of
+// layer_norm: mean = sum(x) / n, d = x - mean, inverse = 1 / sqrt(sum(d^2) / n + eps), each sum in
+// 64 lanes (the squares by fma), then their tree. out = fma(d * inverse, weight, bias); without a
+// bias d * inverse * weight. `out` may be `x`.
+struct LayerNormArgs {
+  const float* x = nullptr;  // [rows, n] fp32
+  int64_t x_stride = 0;
+  const float* weight = nullptr;  // [n]
+  const float* bias = nullptr;    // [n]; null: none
+  int n = 0;
+  float eps = 0;
+  float* out = nullptr;  // [rows, n]
+  int64_t out_stride = 0;
+};
+
+// rope: rotates, in place, the pairs (2i, 2i+1) of the first `dim` elements of every head by the
+// token's position: (a, b) -> (fma(a, cos, -(b * sin)), fma(b, cos, a * sin)). Row p of
 // the table is cos[dim/2] then sin[dim/2]; see RopeTable.
 struct RopeArgs {
-  float* x = nullptr;  // [tokens, heads, dim] fp32
+  float* x = nullptr;  // [tokens, heads, head_stride] fp32
   int64_t token_stride = 0;
   int heads = 0;
+  int64_t head_stride = 0;             // floats from head to head, at least dim
   int dim = 0;                         // multiple of 16
   const int32_t* positions = nullptr;  // [tokens]
   const float* table = nullptr;        // [positions, dim]
 };
 
-// silu_mul: out = gate / (1 + Exp(-gate)) * up, left to right. `out` may be
-// `gate` or `up`.
-struct SiluMulArgs {
+// activate: out = f(gate) * up, or f(gate) without an up. f is, left to right,
+//   kSilu       gate / (1 + Exp(-gate))
+//   kGelu       (1 + Erf(gate * sqrt(1/2))) * (gate * 0.5)
+//   kGeluTanh   gate / (1 + Exp(gate * fma(gate * gate, kGeluCubic, kGeluLinear)))
+//   kRelu       0 > gate ? 0 : gate
+// kClippedSwiglu: g = min(7, gate), u = min(7, max(-7, up)); out = g / (1 + Exp(-1.702 * g)) *
+// (u + 1). A NaN stays one. `out` may be `gate` or `up`.
+inline constexpr float kSqrtHalf = 0.70710678118654752f;
+inline constexpr float kGeluLinear = -1.5957691216057308f;   // -2 sqrt(2 / pi)
+inline constexpr float kGeluCubic = -0.071354816272600242f;  // 0.044715 times that
+inline constexpr float kSwigluLimit = 7.0f;
+inline constexpr float kSwigluSlope = 1.702f;
+struct ActivateArgs {
+  Activation activation = Activation::kSilu;
   const float* gate = nullptr;  // [rows, n] fp32
-  const float* up = nullptr;    // [rows, n] fp32
+  const float* up = nullptr;    // [rows, n] fp32; null: none
   int64_t in_stride = 0;        // of gate and of up
   int n = 0;
   float* out = nullptr;  // [rows, n]
@@ -138,30 +165,39 @@ struct KvWriteArgs {
 
 // paged_attention: out = softmax(scale * q K^T) V for consecutive query tokens of
 // one sequence and the query heads that share one KV head. Token t sees the keys
-// at positions 0 ..= first_position + t, all read from the cache.
+// at positions 0 ..= first_position + t, or the last `window` of these, all read from the cache.
 //
 // The result for a (token, head) is a function of its position, its q and those
 // keys alone:
 //   q' = q * scale; score = fma over d ascending of q'[d] * K[d].
-//   Positions run in segments of 256 and tiles of 64. A tile: m' = max(m, its
+//   With a softcap: score = softcap * Tanh(score / softcap).
+//   With a slope: score = fma(slope, key position - query position, score).
+//   Positions run in segments of 256 and tiles of 64, which begin at multiples of these; those
+//   without a key that the token sees are left out. A tile: m' = max(m, its
 //   scores); when m' > m: c = Exp(m - m'), l *= c, o *= c (skipped for a
-//   segment's first tile). p = Exp(score - m') (0 past the last key); l += lane
+//   segment's first tile). p = Exp(score - m') (0 for keys that the token does not see); l += lane
 //   tree of ((p[0:16] + p[16:32]) + (p[32:48] + p[48:64])); o = fma(p, v, o),
 //   keys ascending.
 //   Segments merge in ascending order: M' = max(M, m); a = Exp(M - M'),
 //   b = Exp(m - M'); L = fma(L, a, l * b), O = fma(O, a, o * b).
+//   With a sink, which is one more score without a value: M' = max(M, sink), a = Exp(M - M');
+//   L = fma(L, a, Exp(sink - M')), O = O * a.
 //   out = O * (1 / L).
-// Keys past the last one are masked before use; blocks past the last key's are
-// not read.
+// Keys that no token of the call sees are masked before use, and blocks that have only such keys
+// are not read.
 struct AttentionArgs {
   KvView cache;
   int kv_head = 0;
-  int first_position = 0;    // absolute position of query token 0
-  int heads = 0;             // query heads of this KV head
-  const float* q = nullptr;  // [tokens, heads, dim] fp32, after RoPE, not scaled
-  int64_t q_stride = 0;      // floats from token to token
-  float scale = 0;           // 1 / sqrt(dim)
-  float* out = nullptr;      // [tokens, heads, dim] fp32
+  int first_position = 0;         // absolute position of query token 0
+  int heads = 0;                  // query heads of this KV head
+  const float* q = nullptr;       // [tokens, heads, dim] fp32, after RoPE, not scaled
+  int64_t q_stride = 0;           // floats from token to token
+  float scale = 0;                // 1 / sqrt(dim)
+  int window = 0;                 // 0: all earlier keys
+  float softcap = 0;              // 0: none
+  const float* slopes = nullptr;  // [heads]; null: none (ALiBi, arXiv 2108.12409)
+  const float* sinks = nullptr;   // [heads]; null: none
+  float* out = nullptr;           // [tokens, heads, dim] fp32
   int64_t out_stride = 0;
 };
 
@@ -204,10 +240,17 @@ struct Ops {
   void (*matmul_i16)(const MatMulI16Args&, int panel_begin, int panel_end);
   void (*matmul_f32)(const MatMulF32Args&, int panel_begin, int panel_end);
   void (*rms_norm)(const RmsNormArgs&, int row_begin, int row_end);
+  void (*layer_norm)(const LayerNormArgs&, int row_begin, int row_end);
   void (*rope)(const RopeArgs&, int token_begin, int token_end);
-  void (*silu_mul)(const SiluMulArgs&, int row_begin, int row_end);
+  void (*activate)(const ActivateArgs&, int row_begin, int row_end);
   // y[i] += x[i].
   void (*add)(const float* x, float* y, int64_t n);
+  // y[i] = fma(factor, x[i], y[i]).
+  void (*add_scaled)(const float* x, float factor, float* y, int64_t n);
+  // x[i] *= factor.
+  void (*scale)(float* x, float factor, int64_t n);
+  // x[i] = cap * Tanh(x[i] / cap).
+  void (*softcap)(float* x, float cap, int64_t n);
   void (*kv_write)(const KvWriteArgs&, int token_begin, int token_end);
   void (*paged_attention)(const AttentionArgs&, int token_begin, int token_end);
 

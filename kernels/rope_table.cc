@@ -46,16 +46,20 @@ void CosSin(double x, float* cosine, float* sine) {
 
 }  // namespace
 
-RopeTable::RopeTable(int positions, absl::Span<const float> frequencies)
+RopeTable::RopeTable(int positions, absl::Span<const float> frequencies, float magnitude)
     : positions_(positions),
-      dim_(static_cast<int>(2 * frequencies.size())),
+      dim_(static_cast<int>((2 * frequencies.size() + 15) / 16 * 16)),
       data_(static_cast<size_t>(positions) * dim_) {
-  const size_t half = frequencies.size();
+  const size_t half = static_cast<size_t>(dim_) / 2;
   for (int p = 0; p < positions; ++p) {
     float* row = data_.data() + static_cast<size_t>(p) * dim_;
     for (size_t i = 0; i < half; ++i) {
+      row[i] = 1;
+      if (i >= frequencies.size()) continue;
       const float angle = static_cast<float>(p) * frequencies[i];
       CosSin(angle, row + i, row + half + i);
+      row[i] *= magnitude;
+      row[half + i] *= magnitude;
     }
   }
 }

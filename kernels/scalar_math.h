@@ -1,4 +1,4 @@
-// The project's own exp, log and number conversions, one scalar definition each.
+// The project's own exp, log, tanh, erf and number conversions, one scalar definition each.
 // The vector paths evaluate the same operations in the same order on each lane,
 // so every instruction path gives the same bits; libm, whose results change with
 // its version, is not used at run time. Pure functions.
@@ -25,7 +25,7 @@ inline float BitsFloat(uint32_t bits) {
   return x;
 }
 
-// The constants of Exp and Log (Cephes, public domain), used by all paths.
+// The constants of Exp, Log, Tanh and Erf (Cephes, public domain), used by all paths.
 struct MathConstants {
   // Exp: x is clamped to [kExpLow, kExpHigh]; below kExpLow the result is 0.
   static constexpr float kExpLow = -87.0f;  // e^-87 > smallest normal number
@@ -42,7 +42,31 @@ struct MathConstants {
   static constexpr float kLog[9] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
                                     -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
                                     2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+  // Tanh: a polynomial in x^2 for |x| below kTanhSmall, Exp above it.
+  static constexpr float kTanhSmall = 0.625f;
+  static constexpr float kTanh[5] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
+                                     1.33314422036e-1f, -3.33332819422e-1f};
+  // Erf: a polynomial in x^2 for |x| below 1. Above it Exp(-x^2) times a polynomial in 1 / x^2,
+  // one for |x| below 2 and one beyond.
+  static constexpr float kErf[7] = {
+      7.853861353153693e-5f, -8.010193625184903e-4f, 5.188327685732524e-3f, -2.685381193529856e-2f,
+      1.128358514861418e-1f, -3.761262582423300e-1f, 1.128379165726710e+0f};
+  static constexpr float kErfNear[9] = {
+      2.326819970068386e-2f,  -1.387039388740657e-1f, 3.687424674597105e-1f,
+      -5.824733027278666e-1f, 6.210004621745983e-1f,  -4.944515323274145e-1f,
+      3.404879937665872e-1f,  -2.741127028184656e-1f, 5.638259427386472e-1f};
+  static constexpr float kErfFar[8] = {
+      -1.047766399936249e+1f, 1.297719955372516e+1f, -7.495518717768503e+0f, 2.921019019210786e+0f,
+      -1.015265279202700e+0f, 4.218463358204948e-1f, -2.820767439740514e-1f, 5.641895067754075e-1f};
 };
+
+// c[0] x^(n-1) + ... + c[n-1], by fma from the left.
+template <int n>
+inline float Polynomial(const float (&c)[n], float x) {
+  float p = c[0];
+  for (int i = 1; i < n; ++i) p = std::fma(p, x, c[i]);
+  return p;
+}
 
 // e^x within 2 ulp on [-87, 88]; 0 below, e^88 above, NaN for NaN. Exp(0) == 1.
 inline float Exp(float x) {
@@ -74,6 +98,31 @@ inline float Log(float x) {
   p = std::fma(e, C::kLn2Low, p);
   p = std::fma(-0.5f, z, p);
   return std::fma(e, C::kLn2High, f + p);
+}
+
+// Within 3 ulp; NaN for NaN.
+inline float Tanh(float x) {
+  using C = MathConstants;
+  const float magnitude = BitsFloat(FloatBits(x) & 0x7FFFFFFFu);
+  if (C::kTanhSmall > magnitude) {
+    const float square = x * x;
+    return std::fma(Polynomial(C::kTanh, square) * square, x, x);
+  }
+  const float far = 1.0f - 2.0f / (Exp(magnitude + magnitude) + 1.0f);
+  return BitsFloat(FloatBits(far) | (FloatBits(x) & 0x80000000u));
+}
+
+// The error function within 4 ulp; NaN for NaN.
+inline float Erf(float x) {
+  using C = MathConstants;
+  const float magnitude = BitsFloat(FloatBits(x) & 0x7FFFFFFFu);
+  const float square = x * x;
+  if (1.0f > magnitude) return x * Polynomial(C::kErf, square);
+  const float q = 1.0f / magnitude;
+  const float y = q * q;
+  const float p = 2.0f > magnitude ? Polynomial(C::kErfNear, y) : Polynomial(C::kErfFar, y);
+  const float far = 1.0f - Exp(-square) * q * p;
+  return BitsFloat(FloatBits(far) | (FloatBits(x) & 0x80000000u));
 }
 
 // bf16 <-> fp32; to bf16 rounds to nearest even, NaN stays a (quiet) NaN.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,6 +39,40 @@ class ConfigReader {
   float Float(std::string_view key, double min, double max, std::optional<double> fallback) {
     const auto value = fallback && !in_.Has(key) ? *fallback : in_.Float(key);
     return static_cast<float>(Bounded(key, value, min, max));
+  }
+
+  // The number 0 where the key is absent.
+  uint32_t UintOrNone(std::string_view key, uint64_t max) {
+    return in_.Has(key) ? Uint(key, 0, max) : 0;
+  }
+  float FloatOrNone(std::string_view key, double max) {
+    return in_.Has(key) ? Float(key, 0, max, std::nullopt) : 0;
+  }
+
+  bool Bool(std::string_view key, bool fallback) {
+    if (!in_.Has(key)) return fallback;
+    const auto value = in_.Bool(key);
+    if (!value.ok()) Fail(absl::InvalidArgumentError(value.status().message()));
+    return value.value_or(false);
+  }
+
+  // As many numbers as `count` in [min, max].
+  std::vector<double> Numbers(std::string_view key, size_t count, double min, double max) {
+    auto values = in_.Numbers(key);
+    if (!values.ok()) {
+      Fail(absl::InvalidArgumentError(values.status().message()));
+      return {};
+    }
+    if (values->size() != count) {
+      Fail(InvalidArgument(in_.NameOf(key), " has ", values->size(), " numbers, not ", count));
+      return {};
+    }
+    for (const double value : *values) {
+      if (!(value >= min && value <= max)) {
+        Fail(InvalidArgument(in_.NameOf(key), " has ", value, ", not ", min, "..", max));
+      }
+    }
+    return *std::move(values);
   }
 
   // Refuses a file that asks for a feature by setting an integer other than 0.

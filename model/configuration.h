@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -32,6 +33,9 @@ class Configuration {
   virtual absl::StatusOr<uint64_t> Uint(std::string_view key) const = 0;
   virtual absl::StatusOr<double> Float(std::string_view key) const = 0;
   virtual absl::StatusOr<std::string_view> String(std::string_view key) const = 0;
+  virtual absl::StatusOr<bool> Bool(std::string_view key) const = 0;
+  // The numbers of an array, or the one number; booleans count as 0 and 1.
+  virtual absl::StatusOr<std::vector<double>> Numbers(std::string_view key) const = 0;
 };
 
 }  // namespace flotilla::model

@@ -45,7 +45,9 @@ absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
   const auto name = configuration.architecture();
   if (!name.ok()) return name.status();
   const auto architectures = Architectures();
-  const auto found = std::ranges::find(architectures, *name, &Architecture::name);
+  const auto found = std::ranges::find_if(architectures, [&](const Architecture* each) {
+    return *name == each->name || (!name->empty() && *name == each->other_name);
+  });
   if (found == architectures.end()) {
     std::string known;
     for (const std::string_view each : KnownArchitectures()) {

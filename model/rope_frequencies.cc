@@ -1,5 +1,6 @@
 #include "model/rope_frequencies.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace flotilla::model {
@@ -34,6 +35,31 @@ double ExpSeries(double x) {
 }
 
 }  // namespace
+
+double NaturalLog(double x) { return LogSeries(x); }
+
+void ScaleAsYarn(const YarnScaling& scaling, double base, std::vector<float>& frequencies) {
+  constexpr double kTwoPi = 6.283185307179586;
+  const double dim = 2.0 * static_cast<double>(frequencies.size());
+  // The pair that turns so many times in the original context.
+  const auto pair_of = [&](double turns) {
+    return dim * LogSeries(scaling.original_context / (turns * kTwoPi)) / (2 * LogSeries(base));
+  };
+  double low = pair_of(scaling.beta_fast), high = pair_of(scaling.beta_slow);
+  if (scaling.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double at = (static_cast<double>(i) - low) / (high - low);
+    const auto ramp = static_cast<float>(std::clamp(at, 0.0, 1.0));
+    const float scaled = frequencies[i] / scaling.factor;
+    frequencies[i] = scaled * ramp + frequencies[i] * (1 - ramp);
+  }
+}
 
 std::vector<float> RopeFrequencies(uint32_t dim, double base) {
   const double log_base = LogSeries(base);

@@ -22,4 +22,19 @@ struct Llama3Scaling {
 };
 void ScaleAsLlama3(const Llama3Scaling& scaling, std::vector<float>& frequencies);
 
+// YaRN (arXiv 2309.00071, as in modeling_rope_utils.py): pairs that turn more than beta_fast times
+// in the original context stay, those that turn less than beta_slow times are divided by `factor`,
+// and those between are mixed. `truncate` rounds the ends of the mixture to whole pairs.
+struct YarnScaling {
+  float factor = 1;
+  float beta_fast = 32;
+  float beta_slow = 1;
+  float original_context = 4096;
+  bool truncate = true;
+};
+void ScaleAsYarn(const YarnScaling& scaling, double base, std::vector<float>& frequencies);
+
+// Natural logarithm of x > 0, for the magnitudes of rotations.
+double NaturalLog(double x);
+
 }  // namespace flotilla::model

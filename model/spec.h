@@ -12,40 +12,79 @@
 #include <string>
 #include <vector>
 
+#include "common/types/activation.h"
 #include "model/tensor_table.h"
 
 namespace flotilla::model {
 
-// FFN rows (columns of ffn_down) that make one partial sum of the recipe.
-inline constexpr uint32_t kFfnSplitWidth = 128;
-
-// Rotary embedding over a whole head: pair i of a head turns by position * frequencies[i].
-struct RopeSpec {
-  std::vector<float> frequencies;
+enum class NormKind : uint8_t {
+  kRms,    // of the square mean
+  kLayer,  // of mean and variance; may have a bias
 };
 
-// Grouped-query attention over all earlier positions. heads / kv_heads query heads share a KV head.
+struct NormSpec {
+  NormKind kind = NormKind::kRms;
+  float eps = 0;
+
+  bool operator==(const NormSpec&) const = default;
+};
+
+// Rotary embedding of the first 2 * frequencies.size() elements of a head: pair i turns by
+// position * frequencies[i], and is then multiplied by `magnitude`.
+struct RopeSpec {
+  std::vector<float> frequencies;
+  float magnitude = 1;
+};
+
+// Norms of q and k before RoPE.
+enum class HeadNorms : uint8_t {
+  kNone,
+  kShared,    // of each head, with one weight for all
+  kOwn,       // LayerNorm of each head, with its own weight
+  kAllHeads,  // of all heads together
+};
+
+// Grouped-query attention. heads / kv_heads query heads share a KV head.
 struct AttentionSpec {
   uint32_t heads = 0;  // a multiple of kv_heads
   uint32_t kv_heads = 0;
-  uint32_t head_dim = 0;    // of queries, keys and values alike
-  bool head_norms = false;  // RMSNorm of each head's q and k, before RoPE
-  float scale = 0;          // of the scores
-  uint32_t rope = 0;        // index into ModelSpec::ropes
-  uint32_t kv_group = 0;    // index into ModelSpec::kv_groups
+  uint32_t head_dim = 0;  // of queries, keys and values alike
+  HeadNorms head_norms = HeadNorms::kNone;
+  NormSpec head_norm;
+  float scale = 0;               // of the scores
+  std::optional<uint32_t> rope;  // index into ModelSpec::ropes; none: no positions in q and k
+  uint32_t window = 0;           // each position sees so many positions up to itself; 0: all
+  float softcap = 0;             // scores become softcap * tanh(score / softcap); 0: they do not
+  bool alibi = false;            // scores get a slope by distance (arXiv 2108.12409)
+  bool sinks = false;            // each head has one more score, without a value
+  uint32_t kv_group = 0;         // index into ModelSpec::kv_groups
+
+  // The splits of the output product: one for each KV head, or for each query head where all
+  // share one KV head, which every rank then has.
+  bool splits_queries() const { return kv_heads == 1; }
+  uint32_t splits() const { return splits_queries() ? heads : kv_heads; }
 
   bool operator==(const AttentionSpec&) const = default;
 };
+
+// The slope of a head of ALiBi, which is number `head` of `heads`.
+float AlibiSlope(uint32_t head, uint32_t heads);
 
 // The layers whose K and V share block tables.
 struct KvGroupSpec {
   uint32_t window = 0;  // each position sees so many positions up to itself; 0: all of them
 };
 
-// down(silu(gate(x)) * up(x)).
+// down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x))).
 struct FfnSpec {
-  uint32_t width = 0;  // multiple of 32
-  uint32_t split = kFfnSplitWidth;
+  uint32_t width = 0;
+  Activation activation = Activation::kSilu;
+  bool gated = true;
+
+  // Columns of a split of the down product: 128, fewer while there would be less than 4 splits,
+  // and more while there would be over 256. The last split may be short.
+  uint32_t split() const;
+  uint32_t splits() const { return (width + split() - 1) / split(); }
 
   bool operator==(const FfnSpec&) const = default;
 };
@@ -68,7 +107,7 @@ enum class Wiring : uint8_t {
 // A layer: attention, and FFN or mixture of experts. Around each of the two are norms, and its
 // result is multiplied by the residual factor before it is added.
 struct LayerSpec {
-  float norm_eps = 0;
+  NormSpec norm;
   bool norms_before = true;
   bool norms_after = false;
   Wiring wiring = Wiring::kSequential;
@@ -86,22 +125,28 @@ struct ModelSpec {
   uint32_t hidden = 0;
   uint32_t vocab = 0;
   uint32_t context_length = 0;  // positions the model was trained for
+  // The table of positions, where the tensor table has one, begins with so many unused vectors.
+  uint32_t position_offset = 0;
+  float embedding_factor = 1;  // of token vectors
+  NormSpec embedding_norm;     // where the tensor table has its weight
   std::vector<RopeSpec> ropes;
   std::vector<KvGroupSpec> kv_groups{{}};
   std::vector<LayerSpec> layers;  // at least one
-  float output_norm_eps = 0;
+  NormSpec output_norm;
+  float logit_factor = 1;
+  float logit_softcap = 0;         // as AttentionSpec::softcap, after the factor
   bool tied_embedding = false;     // the head is the table of token vectors
   std::vector<TensorRow> tensors;  // where each weight is in the file
+  // Tensors that files have and nobody needs, as TensorRow::name.
+  std::vector<std::string> unused_tensors;
 
-  // The parts of the first layer. Decoder::Check says whether all layers are like it.
+  // The parts of the first layer. Decoder::Check says whether those of all layers have their sizes.
   const AttentionSpec& attention() const { return layers.front().attention; }
   const FfnSpec& ffn() const { return layers.front().ffn; }
 
-  // Splits of the row-parallel products, which fix the order of their sums: attention output is
-  // summed by KV head group, FFN down by runs of FfnSpec::split columns, the last of which may be
-  // short.
-  uint32_t attention_splits() const { return attention().kv_heads; }
-  uint32_t ffn_splits() const { return (ffn().width + ffn().split - 1) / ffn().split; }
+  // Splits of the row-parallel products, which fix the order of their sums.
+  uint32_t attention_splits() const { return attention().splits(); }
+  uint32_t ffn_splits() const { return ffn().splits(); }
 };
 
 }  // namespace flotilla::model

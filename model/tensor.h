@@ -32,6 +32,9 @@ struct Tensor {
 // the type, for those that have none.
 bool IsDecodable(GgmlType type);
 
+// Whether elements of `type` are numbers by themselves, not in blocks.
+bool IsPlain(GgmlType type);
+
 // Decodes whole blocks to fp32. `bytes` must hold exactly the blocks of `out.size()` elements.
 // INVALID_ARGUMENT if the sizes disagree.
 absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std::span<float> out);
@@ -40,10 +43,16 @@ absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std:
 WeightEncoding EncodingOf(GgmlType type);
 
 // Reads the elements [k_begin, k_end) of some rows of a matrix as a panel: rows[i] is the row of
-// output i. `encoding` is EncodingOf(tensor.type) or plain fp32. INVALID_ARGUMENT if it is another
-// one, if there are no rows or more than kPanelOutputs, if rows or elements lie outside the tensor,
-// or if the elements are not multiples of kScaleGroup in one window.
+// output i. `encoding` is EncodingOf(tensor.type) or plain fp32. The last elements of a row may be
+// fewer than kScaleGroup, and the panel then ends in zeros. INVALID_ARGUMENT if it is another
+// encoding, if there are no rows or more than kPanelOutputs, if rows or elements lie outside the
+// tensor, or if the elements are not multiples of kScaleGroup in one window.
 absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
                        int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel);
+
+// The same of the transposed matrix: rows[i] is the column of output i. The type is plain.
+absl::Status ReadTransposedPanel(const Tensor& tensor, std::span<const int64_t> rows,
+                                 int64_t k_begin, int64_t k_end, const WeightEncoding& encoding,
+                                 WeightPanel& panel);
 
 }  // namespace flotilla::model

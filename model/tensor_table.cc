@@ -1,6 +1,7 @@
 #include "model/tensor_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "common/types/text.h"
@@ -18,9 +19,15 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
   const Tensor* tensor = checkpoint.FindTensor(name);
   if (tensor == nullptr) return InvalidArgument("tensor ", name, " is missing");
   const bool vector = row.rows == Extent::kOne;
-  const uint64_t want[4] = {SizeOf(row.columns, spec), SizeOf(row.rows, spec), 1, 1};
+  uint64_t want[4] = {SizeOf(row.columns, spec), SizeOf(row.rows, spec), 1, 1};
+  if (row.rows_in_file != 0) want[vector ? 0 : 1] = row.rows_in_file;
+  if (row.transposed) std::swap(want[0], want[1]);
   if (tensor->rank != (vector ? 1u : 2u) || !std::equal(want, want + 4, tensor->dims)) {
     return InvalidArgument("tensor ", name, " is ", Shape(tensor->dims), ", not ", Shape(want));
+  }
+  if (row.transposed && !IsPlain(tensor->type)) {
+    return Unimplemented("tensor ", name, " has type ", GgmlTypeName(tensor->type),
+                         ", which cannot be transposed");
   }
   if (!IsDecodable(tensor->type)) {
     return Unimplemented("tensor ", name, " has type ", GgmlTypeName(tensor->type),
@@ -32,10 +39,38 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
 }  // namespace
 
 std::string_view RoleName(TensorRole role) {
-  static constexpr std::string_view kNames[] = {
-      "token embedding",  "attention norm", "query", "key", "value", "query norm",  "key norm",
-      "attention output", "FFN norm",       "gate",  "up",  "down",  "output norm", "head",
-      "RoPE factors"};
+  static constexpr std::string_view kNames[] = {"token embedding",
+                                                "position embedding",
+                                                "embedding norm",
+                                                "embedding norm bias",
+                                                "attention norm",
+                                                "attention norm bias",
+                                                "query",
+                                                "query bias",
+                                                "key",
+                                                "key bias",
+                                                "value",
+                                                "value bias",
+                                                "query norm",
+                                                "key norm",
+                                                "sinks",
+                                                "attention output",
+                                                "attention output bias",
+                                                "attention post-norm",
+                                                "FFN norm",
+                                                "FFN norm bias",
+                                                "gate",
+                                                "gate bias",
+                                                "up",
+                                                "up bias",
+                                                "down",
+                                                "down bias",
+                                                "FFN post-norm",
+                                                "output norm",
+                                                "output norm bias",
+                                                "head",
+                                                "head bias",
+                                                "RoPE factors"};
   return kNames[static_cast<size_t>(role)];
 }
 
@@ -49,15 +84,23 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec) {
     case Extent::kHeadDim:
       return attention.head_dim;
     case Extent::kPairs:
-      return attention.head_dim / 2;
+      return spec.ropes.empty() ? 0 : spec.ropes.front().frequencies.size();
+    case Extent::kHeads:
+      return attention.heads;
+    case Extent::kKvHeads:
+      return attention.kv_heads;
     case Extent::kQueries:
+    case Extent::kAllQueries:
       return uint64_t{attention.heads} * attention.head_dim;
     case Extent::kKeys:
+    case Extent::kAllKeys:
       return uint64_t{attention.kv_heads} * attention.head_dim;
     case Extent::kFfn:
       return spec.ffn().width;
     case Extent::kVocabulary:
       return spec.vocab;
+    case Extent::kPositions:
+      return uint64_t{spec.context_length} + spec.position_offset;
   }
   return 0;
 }
@@ -66,14 +109,17 @@ bool IsPerLayer(const TensorRow& row) { return row.name.find('*') != std::string
 
 std::string NameInFile(const TensorRow& row, uint32_t layer) {
   const size_t star = row.name.find('*');
-  if (star == std::string_view::npos) return std::string(row.name);
-  return Cat(row.name.substr(0, star), layer, row.name.substr(star + 1));
+  if (star == std::string_view::npos) return row.name;
+  const std::string_view name = row.name;
+  return Cat(name.substr(0, star), layer, name.substr(star + 1));
 }
 
-int64_t IndexInFile(int64_t index, int64_t pairs_of) {
-  if (pairs_of == 0) return index;
-  const int64_t in_head = index % pairs_of;
-  return index - in_head + in_head / 2 + in_head % 2 * (pairs_of / 2);
+int64_t RowMap::At(int64_t index) const {
+  if (pairs != 0 && index % head < pairs) {
+    const int64_t in_head = index % head;
+    index += in_head / 2 + in_head % 2 * (pairs / 2) - in_head;
+  }
+  return first + (run == 0 ? index : index / run * stride + index % run);
 }
 
 TensorRole HeadRole(const ModelSpec& spec) {
@@ -94,6 +140,12 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
       absl::Status status = CheckTensor(checkpoint, spec, row, name);
       if (!status.ok()) return status;
       expected.insert(std::move(name));
+    }
+  }
+  for (const std::string& name : spec.unused_tensors) {
+    const TensorRow row{.role = {}, .name = name, .columns = {}, .map = {}};
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+      expected.insert(NameInFile(row, layer));
     }
   }
   for (const Tensor& tensor : checkpoint.tensors()) {

@@ -17,43 +17,87 @@ struct ModelSpec;
 
 enum class TensorRole : uint8_t {
   kTokenEmbedding,
+  kPositionEmbedding,  // a vector for each position, added to that of the token
+  kEmbeddingNorm,
+  kEmbeddingNormBias,
   kAttentionNorm,
+  kAttentionNormBias,
   kQuery,
+  kQueryBias,
   kKey,
+  kKeyBias,
   kValue,
+  kValueBias,
   kQueryNorm,
   kKeyNorm,
+  kSinks,  // a score of each head without a value
   kAttentionOutput,
-  kFfnNorm,
+  kAttentionOutputBias,
+  kAttentionPostNorm,
+  kFfnNorm,  // absent where attention and FFN share a norm
+  kFfnNormBias,
   kGate,
+  kGateBias,
   kUp,
+  kUpBias,
   kDown,
+  kDownBias,
+  kFfnPostNorm,
   kOutputNorm,
+  kOutputNormBias,
   kHead,
+  kHeadBias,
   kRopeFactors,  // what RoPE's frequencies are divided by; read by LoadSpec
 };
 
-// The length of a tensor's axis. It also says how the axis is sharded: kQueries and kKeys by KV
-// head groups, kFfn by FFN splits, kVocabulary by chunks of the vocabulary, the others not at all.
-enum class Extent : uint8_t { kOne, kHidden, kHeadDim, kPairs, kQueries, kKeys, kFfn, kVocabulary };
-
-// What the loader changes to get the canonical form (spec.h).
-enum class TensorFix : uint8_t {
-  kNone,
-  // Each head has its pairs at (i, i + dim/2): rows, or elements of a vector, are reordered.
-  kInterleavePairs,
+// The length of a tensor's axis. It also says how the axis is sharded: kQueries, kKeys, kHeads
+// and kKvHeads by attention splits, kFfn by FFN splits, kVocabulary by chunks of the vocabulary,
+// the others not at all. kAllQueries and kAllKeys are as long as kQueries and kKeys.
+enum class Extent : uint8_t {
+  kOne,
+  kHidden,
+  kHeadDim,
+  kPairs,  // of RoPE
+  kHeads,
+  kKvHeads,
+  kQueries,
+  kKeys,
+  kAllQueries,
+  kAllKeys,
+  kFfn,
+  kVocabulary,
+  kPositions,
 };
 
-// Where the file has the element or row `index` of the canonical order, if heads of `pairs_of`
-// elements have their pairs half a head apart; 0: the orders are the same.
-int64_t IndexInFile(int64_t index, int64_t pairs_of);
+// Where a file has the rows of a matrix, or the elements of a vector, in the canonical order
+// (spec.h). Without numbers the orders are the same.
+struct RowMap {
+  int64_t first = 0;  // row 0 is here
+  // The rows lie in runs of `run`, one every `stride` rows; 0: all of them in one.
+  int64_t run = 0;
+  int64_t stride = 0;
+  // Heads have `head` rows. The first `pairs` of each are in the file with their pairs half of
+  // `pairs` apart: (i, i + pairs / 2).
+  int64_t head = 0;
+  int64_t pairs = 0;
+
+  // Where the file has row `index`.
+  int64_t At(int64_t index) const;
+
+  bool operator==(const RowMap&) const = default;
+};
 
 struct TensorRow {
   TensorRole role;
-  std::string_view name;       // "*" stands for the layer's index
+  std::string name;            // "*" stands for the layer's index
   Extent columns;              // the contiguous axis: inputs of a matrix
   Extent rows = Extent::kOne;  // kOne: a vector
-  TensorFix fix = TensorFix::kNone;
+  RowMap map;
+  // How many rows (or elements) the file's tensor has, if that is not what `rows` (or `columns`)
+  // says: other weights are in it, too.
+  uint64_t rows_in_file = 0;
+  bool transposed = false;  // the file has the outputs along the contiguous axis
+  float plus = 0;           // added to each element of a vector
 };
 
 // E.g. "attention output".

@@ -18,8 +18,12 @@ inline constexpr int kTileBlocks = kTileKeys / kKvBlockTokens;
 // The state of N rows. o is not yet divided by sum.
 template <int N>
 struct AttentionRows {
-  int keys[N];       // how many keys the row sees; ascending
-  int tile_keys[N];  // of those, inside the current tile
+  int first[N];       // the first key that the row sees; ascending
+  int keys[N];        // the end of the keys that the row sees; ascending
+  int tile_first[N];  // those two inside the current tile
+  int tile_keys[N];
+  float slope[N];
+  bool begun[N];  // whether the totals have a segment
   float* out[N];
   float max[N];
   float sum[N];
@@ -83,21 +87,48 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, Attent
   }
 }
 
+// Applies softcap and slope to one row's scores of the tile at `begin`.
+template <class S, int N>
+FLOTILLA_INLINE void AdjustScores(const AttentionArgs& args, int begin, AttentionRows<N>* rows,
+                                  int r) {
+  using F = typename S::F;
+  const F cap = S::Set1(args.softcap), slope = S::Set1(rows->slope[r]);
+  for (int key = 0; key < rows->tile_keys[r]; key += 16) {
+    F score = S::Load(rows->p[r] + key);
+    if (args.softcap != 0) score = S::Mul(cap, VTanh<S>(S::Div(score, cap)));
+    if (args.slopes != nullptr) {
+      const auto distance = S::IAdd(S::Iota(), S::ISet1(begin + key - (rows->keys[r] - 1)));
+      score = S::Fma(slope, S::ToFloat(distance), score);
+    }
+    S::Store(rows->p[r] + key, score);
+  }
+}
+
+// The lanes of block `b` of the tile that the row sees, if it does not see all of them.
+template <class S>
+FLOTILLA_INLINE typename S::M SeenLanes(int first, int end, int b) {
+  const auto lane = S::IAdd(S::Iota(), S::ISet1(b * 16));
+  return S::And(S::IGt(S::ISet1(end), lane), S::IGt(lane, S::ISet1(first - 1)));
+}
+
 // Turns one row's scores into probabilities and rescales the row's output and sum so far.
 template <class S, int N>
 FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N>* rows, int r, int dim) {
   using F = typename S::F;
   const float kNone = -__builtin_inff();
-  const int count = rows->tile_keys[r];
+  const int first = rows->tile_first[r], count = rows->tile_keys[r];
+  const auto sees_any = [&](int b) { return b * 16 < count && b * 16 + 16 > first; };
+  const auto sees_all = [&](int b) { return b * 16 + 16 <= count && b * 16 >= first; };
   float* p = rows->p[r];
   F score[kTileBlocks];
   F max = S::Set1(kNone);
   FLOTILLA_UNROLL
   for (int b = 0; b < kTileBlocks; ++b) {
-    const int valid = count - b * 16;
     score[b] = S::Set1(kNone);
-    if (valid > 0) {
-      score[b] = S::Select(S::FirstN(valid < 16 ? valid : 16), S::Load(p + b * 16), score[b]);
+    if (sees_all(b)) {
+      score[b] = S::Load(p + b * 16);
+    } else if (sees_any(b)) {
+      score[b] = S::Select(SeenLanes<S>(first, count, b), S::Load(p + b * 16), score[b]);
     }
     max = S::Max(max, score[b]);
   }
@@ -116,10 +147,9 @@ FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N>* rows, int r, int dim) {
   rows->max[r] = new_max;
   FLOTILLA_UNROLL
   for (int b = 0; b < kTileBlocks; ++b) {
-    const int valid = count - b * 16;
-    if (valid > 0) {
+    if (sees_any(b)) {
       const F e = VExp<S>(S::Sub(score[b], S::Set1(new_max)));
-      score[b] = valid < 16 ? S::Select(S::FirstN(valid), e, S::Zero()) : e;
+      score[b] = sees_all(b) ? e : S::Select(SeenLanes<S>(first, count, b), e, S::Zero());
     } else {
       score[b] = S::Zero();
     }
@@ -186,32 +216,49 @@ FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begi
 }
 
 template <class S, KvFormat kFormat, int N>
-__attribute__((noinline)) void AttendTile(const KvView& cache, int kv_head, int begin,
+__attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
                                           AttentionRows<N>* rows) {
   constexpr int V = S::AttentionVectors(N);
+  const KvView& cache = args.cache;
+  const auto in_tile = [&](int key) {
+    return key < begin ? 0 : key - begin < kTileKeys ? key - begin : kTileKeys;
+  };
   for (int r = 0; r < N; ++r) {
-    const int left = rows->keys[r] - begin;
-    rows->tile_keys[r] = left < 0 ? 0 : left < kTileKeys ? left : kTileKeys;
+    rows->tile_first[r] = in_tile(rows->first[r]);
+    rows->tile_keys[r] = in_tile(rows->keys[r]);
   }
   const int longest = rows->tile_keys[N - 1];
   const int block_count = (longest + kKvBlockTokens - 1) / kKvBlockTokens;
   const std::byte* blocks[kTileBlocks];
-  for (int b = 0; b < block_count; ++b) {
-    blocks[b] = KvRecord(cache, kv_head, begin + b * kKvBlockTokens);
+  int b = rows->tile_first[0] / kKvBlockTokens;
+  for (int i = b; i < block_count; ++i) {
+    blocks[i] = KvRecord(cache, args.kv_head, begin + i * kKvBlockTokens);
   }
-  int b = 0;
   for (; b + V <= block_count; b += V) {
     BlockScores<S, kFormat, N, V>(blocks + b, cache.dim, rows, b * kKvBlockTokens);
   }
   for (; b < block_count; ++b) {
     BlockScores<S, kFormat, N, 1>(blocks + b, cache.dim, rows, b * kKvBlockTokens);
   }
+  const bool adjusts = args.softcap != 0 || args.slopes != nullptr;
   for (int r = 0; r < N; ++r) {
-    if (rows->tile_keys[r] > 0) SoftmaxTile<S>(rows, r, cache.dim);
+    if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
+    if (adjusts) AdjustScores<S>(args, begin, rows, r);
+    SoftmaxTile<S>(rows, r, cache.dim);
   }
-  // Adds the keys that all rows see, then the keys beyond them that only later rows see.
-  const int common = rows->tile_keys[0];
-  AddValues<S, kFormat, N>(blocks, cache.dim, 0, common, rows, 0);
+  // Adds the keys that only earlier rows see, those that all rows see, and then those that only
+  // later rows see.
+  const int common_first = rows->tile_first[N - 1];
+  const int common = rows->tile_keys[0] > common_first ? rows->tile_keys[0] : common_first;
+  for (int r = 0; r < N - 1; ++r) {
+    const int end = rows->tile_keys[r] < common_first ? rows->tile_keys[r] : common_first;
+    if (rows->tile_first[r] < end) {
+      AddValues<S, kFormat, 1>(blocks, cache.dim, rows->tile_first[r], end, rows, r);
+    }
+  }
+  if (common_first < common) {
+    AddValues<S, kFormat, N>(blocks, cache.dim, common_first, common, rows, 0);
+  }
   for (int r = 1; r < N; ++r) {
     if (rows->tile_keys[r] > common) {
       AddValues<S, kFormat, 1>(blocks, cache.dim, common, rows->tile_keys[r], rows, r);
@@ -224,8 +271,9 @@ template <class S, int N>
 FLOTILLA_INLINE void MergeSegment(AttentionRows<N>* rows, int begin, int dim) {
   using F = typename S::F;
   for (int r = 0; r < N; ++r) {
-    if (rows->keys[r] <= begin) continue;
-    if (begin == 0) {
+    if (rows->keys[r] <= begin || rows->first[r] >= begin + kSegmentKeys) continue;
+    if (!rows->begun[r]) {
+      rows->begun[r] = true;
       rows->total_max[r] = rows->max[r];
       rows->total_sum[r] = rows->sum[r];
       for (int d = 0; d < dim; d += 16) S::Store(rows->total[r] + d, S::Load(rows->o[r] + d));
@@ -245,6 +293,20 @@ FLOTILLA_INLINE void MergeSegment(AttentionRows<N>* rows, int begin, int dim) {
   }
 }
 
+// Adds the row's sink to its totals.
+template <class S, int N>
+FLOTILLA_INLINE void AddSink(float sink, AttentionRows<N>* rows, int r, int dim) {
+  using F = typename S::F;
+  const float max = sink > rows->total_max[r] ? sink : rows->total_max[r];
+  const F a = VExp<S>(S::Set1(rows->total_max[r] - max));
+  alignas(64) float lanes[16];
+  S::Store(lanes, S::Fma(S::Set1(rows->total_sum[r]), a, VExp<S>(S::Set1(sink - max))));
+  rows->total_sum[r] = lanes[0];
+  for (int d = 0; d < dim; d += 16) {
+    S::Store(rows->total[r] + d, S::Mul(S::Load(rows->total[r] + d), a));
+  }
+}
+
 // Rows [row, row + N) of the flattened (token, head) list.
 template <class S, KvFormat kFormat, int N>
 __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
@@ -253,26 +315,32 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
   for (int r = 0; r < N; ++r) {
     const int token = (row + r) / args.heads;
     const int head = (row + r) % args.heads;
-    rows.keys[r] = args.first_position + token + 1;
+    const int row_keys = args.first_position + token + 1;
+    rows.keys[r] = row_keys;
+    rows.first[r] = args.window > 0 && row_keys > args.window ? row_keys - args.window : 0;
+    rows.slope[r] = args.slopes == nullptr ? 0 : args.slopes[head];
+    rows.begun[r] = false;
     rows.out[r] = args.out + token * args.out_stride + head * dim;
     const float* q = args.q + token * args.q_stride + head * dim;
     const auto scale = S::Set1(args.scale);
     for (int d = 0; d < dim; d += 16) S::Store(rows.q[r] + d, S::Mul(S::Load(q + d), scale));
   }
-  const int keys = rows.keys[N - 1];
-  for (int segment = 0; segment < keys; segment += kSegmentKeys) {
+  const int first = rows.first[0], keys = rows.keys[N - 1];
+  for (int segment = first / kSegmentKeys * kSegmentKeys; segment < keys; segment += kSegmentKeys) {
     for (int r = 0; r < N; ++r) {
       rows.max[r] = -__builtin_inff();
       rows.sum[r] = 0;
       for (int d = 0; d < dim; d += 16) S::Store(rows.o[r] + d, S::Zero());
     }
     const int end = segment + kSegmentKeys < keys ? segment + kSegmentKeys : keys;
-    for (int begin = segment; begin < end; begin += kTileKeys) {
-      AttendTile<S, kFormat, N>(args.cache, args.kv_head, begin, &rows);
+    const int first_tile = first / kTileKeys * kTileKeys;
+    for (int begin = first_tile > segment ? first_tile : segment; begin < end; begin += kTileKeys) {
+      AttendTile<S, kFormat, N>(args, begin, &rows);
     }
     MergeSegment<S>(&rows, segment, dim);
   }
   for (int r = 0; r < N; ++r) {
+    if (args.sinks != nullptr) AddSink<S>(args.sinks[(row + r) % args.heads], &rows, r, dim);
     const auto inverse = S::Div(S::Set1(1.0f), S::Set1(rows.total_sum[r]));
     for (int d = 0; d < dim; d += 16) {
       S::Store(rows.out[r] + d, S::Mul(S::Load(rows.total[r] + d), inverse));

@@ -78,30 +78,69 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
   }
 }
 
+// Sums n elements in 64 lanes and returns the tree of the lanes. add(offset, count, lanes) returns
+// the sums of 16 lanes with `count` more elements.
+template <class S, class Body>
+FLOTILLA_INLINE float SumIn64Lanes(int n, Body add) {
+  auto s0 = S::Zero(), s1 = s0, s2 = s0, s3 = s0;  // lanes 0-15, 16-31, 32-47 and 48-63
+  const auto step = [&](int i, typename S::F& sum) FLOTILLA_INLINE_LAMBDA {
+    if (i < n) sum = add(i, std::min(n - i, 16), sum);
+  };
+  for (int i = 0; i < n; i += 64) {
+    step(i, s0);
+    step(i + 16, s1);
+    step(i + 32, s2);
+    step(i + 48, s3);
+  }
+  return S::LaneTree(S::Add(S::Add(s0, s2), S::Add(s1, s3)));
+}
+
 template <class S>
 void RmsNorm(const RmsNormArgs& args, int row_begin, int row_end) {
+  using F = typename S::F;
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     float* out = args.out + row * args.out_stride;
-    auto s0 = S::Zero(), s1 = s0, s2 = s0, s3 = s0;  // lanes 0-15, 16-31, 32-47 and 48-63
-    const auto add_squares = [&](int i, typename S::F& sum) FLOTILLA_INLINE_LAMBDA {
-      if (i >= args.n) return;
-      const auto v = LoadUpTo<S>(x + i, std::min(args.n - i, 16));
-      sum = S::Fma(v, v, sum);
-    };
-    for (int i = 0; i < args.n; i += 64) {
-      add_squares(i, s0);
-      add_squares(i + 16, s1);
-      add_squares(i + 32, s2);
-      add_squares(i + 48, s3);
-    }
-    const auto squares = S::Add(S::Add(s0, s2), S::Add(s1, s3));
-    const float mean = S::LaneTree(squares) / static_cast<float>(args.n);
-    const auto root = S::Sqrt(S::Set1(mean + args.eps));
-    const auto inverse = S::Div(S::Set1(1.0f), root);
+    const float squares =
+        SumIn64Lanes<S>(args.n, [&](int i, int count, F lanes) FLOTILLA_INLINE_LAMBDA {
+          const F v = LoadUpTo<S>(x + i, count);
+          return S::Fma(v, v, lanes);
+        });
+    const float mean = squares / static_cast<float>(args.n);
+    const F inverse = S::Div(S::Set1(1.0f), S::Sqrt(S::Set1(mean + args.eps)));
     ForVectors(args.n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
-      const auto v = S::Mul(LoadUpTo<S>(x + i, count), inverse);
+      const F v = S::Mul(LoadUpTo<S>(x + i, count), inverse);
       StoreUpTo<S>(out + i, count, S::Mul(v, LoadUpTo<S>(args.weight + i, count)));
+    });
+  }
+}
+
+template <class S>
+void LayerNorm(const LayerNormArgs& args, int row_begin, int row_end) {
+  using F = typename S::F;
+  const auto n = static_cast<float>(args.n);
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* out = args.out + row * args.out_stride;
+    const float sum =
+        SumIn64Lanes<S>(args.n, [&](int i, int count, F lanes) FLOTILLA_INLINE_LAMBDA {
+          return S::Add(lanes, LoadUpTo<S>(x + i, count));
+        });
+    const F mean = S::Set1(sum / n);
+    const float squares =
+        SumIn64Lanes<S>(args.n, [&](int i, int count, F lanes) FLOTILLA_INLINE_LAMBDA {
+          const F d = S::Sub(LoadUpTo<S>(x + i, count), mean);
+          const F sum = S::Fma(d, d, lanes);
+          return count == 16 ? sum : S::Select(S::FirstN(count), sum, lanes);
+        });
+    const F inverse = S::Div(S::Set1(1.0f), S::Sqrt(S::Set1(squares / n + args.eps)));
+    ForVectors(args.n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
+      const F normed = S::Mul(S::Sub(LoadUpTo<S>(x + i, count), mean), inverse);
+      const F weight = LoadUpTo<S>(args.weight + i, count);
+      StoreUpTo<S>(out + i, count,
+                   args.bias == nullptr
+                       ? S::Mul(normed, weight)
+                       : S::Fma(normed, weight, LoadUpTo<S>(args.bias + i, count)));
     });
   }
 }
@@ -116,7 +155,7 @@ void Rope(const RopeArgs& args, int token_begin, int token_end) {
       const auto cosine = S::LoadTwice(cosines + i / 2);
       const auto sine = S::NegateEven(S::LoadTwice(sines + i / 2));
       for (int head = 0; head < args.heads; ++head) {
-        float* p = x + head * args.dim + i;
+        float* p = x + head * args.head_stride + i;
         const auto v = S::Load(p);
         S::Store(p, S::Fma(v, cosine, S::Mul(S::SwapPairs(v), sine)));
       }
@@ -125,17 +164,67 @@ void Rope(const RopeArgs& args, int token_begin, int token_end) {
 }
 
 template <class S>
-void SiluMul(const SiluMulArgs& args, int row_begin, int row_end) {
+FLOTILLA_INLINE typename S::F Negative(typename S::F x) {
+  return S::FromBits(S::IXor(S::Bits(x), S::ISet1(INT32_MIN)));
+}
+
+template <class S, Activation kActivation>
+FLOTILLA_INLINE typename S::F Activated(typename S::F x) {
+  const auto one = S::Set1(1.0f);
+  if constexpr (kActivation == Activation::kSilu) {
+    return S::Div(x, S::Add(one, VExp<S>(Negative<S>(x))));
+  } else if constexpr (kActivation == Activation::kGelu) {
+    return S::Mul(S::Add(one, VErf<S>(S::Mul(x, S::Set1(kSqrtHalf)))), S::Mul(x, S::Set1(0.5f)));
+  } else if constexpr (kActivation == Activation::kGeluTanh) {
+    const auto slope = S::Fma(S::Mul(x, x), S::Set1(kGeluCubic), S::Set1(kGeluLinear));
+    return S::Div(x, S::Add(one, VExp<S>(S::Mul(x, slope))));
+  } else {
+    static_assert(kActivation == Activation::kRelu);
+    return S::Max(S::Zero(), x);  // x where it is a NaN
+  }
+}
+
+template <class S>
+FLOTILLA_INLINE typename S::F ClippedSwiglu(typename S::F gate, typename S::F up) {
+  const auto one = S::Set1(1.0f), limit = S::Set1(kSwigluLimit);
+  const auto g = S::Min(limit, gate);
+  const auto u = S::Min(limit, S::Max(S::Set1(-kSwigluLimit), up));
+  const auto silu = S::Div(g, S::Add(one, VExp<S>(S::Mul(S::Set1(-kSwigluSlope), g))));
+  return S::Mul(silu, S::Add(u, one));
+}
+
+template <class S, Activation kActivation>
+void ActivateRows(const ActivateArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* gates = args.gate + row * args.in_stride;
-    const float* ups = args.up + row * args.in_stride;
+    const float* ups = args.up == nullptr ? nullptr : args.up + row * args.in_stride;
     float* out = args.out + row * args.out_stride;
     ForVectors(args.n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
       const auto gate = LoadUpTo<S>(gates + i, count);
-      const auto negative = S::FromBits(S::IXor(S::Bits(gate), S::ISet1(INT32_MIN)));
-      const auto silu = S::Div(gate, S::Add(S::Set1(1.0f), VExp<S>(negative)));
-      StoreUpTo<S>(out + i, count, S::Mul(silu, LoadUpTo<S>(ups + i, count)));
+      if constexpr (kActivation == Activation::kClippedSwiglu) {
+        StoreUpTo<S>(out + i, count, ClippedSwiglu<S>(gate, LoadUpTo<S>(ups + i, count)));
+      } else {
+        const auto activated = Activated<S, kActivation>(gate);
+        StoreUpTo<S>(out + i, count,
+                     ups == nullptr ? activated : S::Mul(activated, LoadUpTo<S>(ups + i, count)));
+      }
     });
+  }
+}
+
+template <class S>
+void Activate(const ActivateArgs& args, int row_begin, int row_end) {
+  switch (args.activation) {
+    case Activation::kSilu:
+      return ActivateRows<S, Activation::kSilu>(args, row_begin, row_end);
+    case Activation::kGelu:
+      return ActivateRows<S, Activation::kGelu>(args, row_begin, row_end);
+    case Activation::kGeluTanh:
+      return ActivateRows<S, Activation::kGeluTanh>(args, row_begin, row_end);
+    case Activation::kRelu:
+      return ActivateRows<S, Activation::kRelu>(args, row_begin, row_end);
+    case Activation::kClippedSwiglu:
+      return ActivateRows<S, Activation::kClippedSwiglu>(args, row_begin, row_end);
   }
 }
 
@@ -143,6 +232,29 @@ template <class S>
 void Add(const float* x, float* y, int64_t n) {
   ForVectors(n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
     StoreUpTo<S>(y + i, count, S::Add(LoadUpTo<S>(y + i, count), LoadUpTo<S>(x + i, count)));
+  });
+}
+
+template <class S>
+void AddScaled(const float* x, float factor, float* y, int64_t n) {
+  ForVectors(n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
+    StoreUpTo<S>(y + i, count,
+                 S::Fma(S::Set1(factor), LoadUpTo<S>(x + i, count), LoadUpTo<S>(y + i, count)));
+  });
+}
+
+template <class S>
+void Scale(float* x, float factor, int64_t n) {
+  ForVectors(n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
+    StoreUpTo<S>(x + i, count, S::Mul(LoadUpTo<S>(x + i, count), S::Set1(factor)));
+  });
+}
+
+template <class S>
+void Softcap(float* x, float cap, int64_t n) {
+  const auto caps = S::Set1(cap);
+  ForVectors(n, [&](int64_t i, int count) FLOTILLA_INLINE_LAMBDA {
+    StoreUpTo<S>(x + i, count, S::Mul(caps, VTanh<S>(S::Div(LoadUpTo<S>(x + i, count), caps))));
   });
 }
 

@@ -1,4 +1,4 @@
-// Exp, Log and Gumbel noise on 16 lanes: the operations of scalar_math.h and
+// Exp, Log, Tanh, Erf and Gumbel noise on 16 lanes: the operations of scalar_math.h and
 // noise.h, in the same order, on each lane.
 #pragma once
 
@@ -43,6 +43,56 @@ FLOTILLA_INLINE typename S::F VLog(typename S::F x) {
   p = S::Fma(e, S::Set1(C::kLn2Low), p);
   p = S::Fma(S::Set1(-0.5f), z, p);
   return S::Fma(e, S::Set1(C::kLn2High), S::Add(f, p));
+}
+
+template <class S>
+FLOTILLA_INLINE typename S::F VMagnitude(typename S::F x) {
+  return S::FromBits(S::IAnd(S::Bits(x), S::ISet1(INT32_MAX)));
+}
+
+// `magnitude` with the sign of x.
+template <class S>
+FLOTILLA_INLINE typename S::F VWithSign(typename S::F magnitude, typename S::F x) {
+  const auto sign = S::IAnd(S::Bits(x), S::ISet1(INT32_MIN));
+  return S::FromBits(S::IOr(S::Bits(magnitude), sign));
+}
+
+template <class S, int n>
+FLOTILLA_INLINE typename S::F VPolynomial(const float (&c)[n], typename S::F x) {
+  auto p = S::Set1(c[0]);
+  FLOTILLA_UNROLL
+  for (int i = 1; i < n; ++i) p = S::Fma(p, x, S::Set1(c[i]));
+  return p;
+}
+
+template <class S>
+FLOTILLA_INLINE typename S::F VTanh(typename S::F x) {
+  using C = MathConstants;
+  using F = typename S::F;
+  const F magnitude = VMagnitude<S>(x);
+  const F square = S::Mul(x, x);
+  const F small = S::Fma(S::Mul(VPolynomial<S>(C::kTanh, square), square), x, x);
+  const F one = S::Set1(1.0f);
+  const F denominator = S::Add(VExp<S>(S::Add(magnitude, magnitude)), one);
+  const F far = S::Sub(one, S::Div(S::Set1(2.0f), denominator));
+  return S::Select(S::Gt(S::Set1(C::kTanhSmall), magnitude), small, VWithSign<S>(far, x));
+}
+
+template <class S>
+FLOTILLA_INLINE typename S::F VErf(typename S::F x) {
+  using C = MathConstants;
+  using F = typename S::F;
+  const F one = S::Set1(1.0f);
+  const F magnitude = VMagnitude<S>(x);
+  const F square = S::Mul(x, x);
+  const F small = S::Mul(x, VPolynomial<S>(C::kErf, square));
+  const F q = S::Div(one, magnitude);
+  const F y = S::Mul(q, q);
+  const F p = S::Select(S::Gt(S::Set1(2.0f), magnitude), VPolynomial<S>(C::kErfNear, y),
+                        VPolynomial<S>(C::kErfFar, y));
+  const F negative = S::FromBits(S::IXor(S::Bits(square), S::ISet1(INT32_MIN)));
+  const F far = S::Sub(one, S::Mul(S::Mul(VExp<S>(negative), q), p));
+  return S::Select(S::Gt(one, magnitude), small, VWithSign<S>(far, x));
 }
 
 template <class S>

@@ -47,26 +47,42 @@ struct State {
   float out[kMaxHeadDim] = {};
 };
 
-// Scores of `count` (1..64) keys from position `begin`.
-void Scores(const AttentionArgs& args, const float* q, int begin, int count, float* scores) {
+// The query token and head of a call, and the keys [first_key, keys) that it sees.
+struct Query {
+  const AttentionArgs& args;
+  const float* scaled;  // [dim] q * scale
+  int head;
+  int first_key;
+  int keys;
+};
+
+// The score of the key at `position`.
+float Score(const Query& query, int position) {
+  const AttentionArgs& args = query.args;
   const KvView& cache = args.cache;
-  for (int j = 0; j < count; ++j) {
-    const std::byte* keys = Record(cache, args.kv_head, begin + j);
-    const int slot = (begin + j) % kKvBlockTokens;
-    float score = 0;
-    for (int d = 0; d < cache.dim; ++d) {
-      score = std::fma(q[d], Load(cache.format, keys, KvKeyIndex(cache.format, slot, d)), score);
-    }
-    scores[j] = score;
+  const std::byte* keys = Record(cache, args.kv_head, position);
+  const int slot = position % kKvBlockTokens;
+  float score = 0;
+  for (int d = 0; d < cache.dim; ++d) {
+    const float key = Load(cache.format, keys, KvKeyIndex(cache.format, slot, d));
+    score = std::fma(query.scaled[d], key, score);
   }
+  if (args.softcap != 0) score = args.softcap * Tanh(score / args.softcap);
+  if (args.slopes == nullptr) return score;
+  const int distance = position - (query.keys - 1);
+  return std::fma(args.slopes[query.head], static_cast<float>(distance), score);
 }
 
-void AddTile(const AttentionArgs& args, const float* q, int begin, int count, State* state) {
+// Adds the tile of keys that begins at `begin`, of which the query sees at least one.
+void AddTile(const Query& query, int begin, State* state) {
+  const AttentionArgs& args = query.args;
   const KvView& cache = args.cache;
+  const int first = query.first_key > begin ? query.first_key - begin : 0;
+  const int count = query.keys - begin < kTileKeys ? query.keys - begin : kTileKeys;
   float scores[kTileKeys];
-  Scores(args, q, begin, count, scores);
+  for (int j = first; j < count; ++j) scores[j] = Score(query, begin + j);
   float max = state->max;
-  for (int j = 0; j < count; ++j) max = scores[j] > max ? scores[j] : max;
+  for (int j = first; j < count; ++j) max = scores[j] > max ? scores[j] : max;
   if (max > state->max && state->max != kNone) {
     const float correction = Exp(state->max - max);
     state->sum *= correction;
@@ -74,11 +90,11 @@ void AddTile(const AttentionArgs& args, const float* q, int begin, int count, St
   }
   state->max = max;
   float p[kTileKeys] = {};
-  for (int j = 0; j < count; ++j) p[j] = Exp(scores[j] - max);
+  for (int j = first; j < count; ++j) p[j] = Exp(scores[j] - max);
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
   state->sum += LaneTree(lanes);
-  for (int j = 0; j < count; ++j) {
+  for (int j = first; j < count; ++j) {
     const std::byte* values =
         Record(cache, args.kv_head, begin + j) + KvValueOffset(cache.format, cache.dim);
     const int slot = (begin + j) % kKvBlockTokens;
@@ -101,23 +117,32 @@ void Merge(const State& segment, int dim, State* total) {
   }
 }
 
-// Attention of one head over `keys` positions.
-void AttendHead(const AttentionArgs& args, const float* q, int keys, float* out) {
+// Attention of one head of the token that sees `keys` positions or the last of them.
+void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, float* out) {
   const int dim = args.cache.dim;
   float scaled[kMaxHeadDim];
   for (int d = 0; d < dim; ++d) scaled[d] = q[d] * args.scale;
+  const int first_key = args.window > 0 && keys > args.window ? keys - args.window : 0;
+  const Query query{args, scaled, head, first_key, keys};
   State total;
-  for (int segment_begin = 0; segment_begin < keys; segment_begin += kSegmentKeys) {
+  for (int begin = 0; begin < keys; begin += kSegmentKeys) {
     State segment;
-    const int end = segment_begin + kSegmentKeys < keys ? segment_begin + kSegmentKeys : keys;
-    for (int begin = segment_begin; begin < end; begin += kTileKeys) {
-      AddTile(args, scaled, begin, begin + kTileKeys < end ? kTileKeys : end - begin, &segment);
+    for (int tile = begin; tile < begin + kSegmentKeys && tile < keys; tile += kTileKeys) {
+      if (tile + kTileKeys > first_key) AddTile(query, tile, &segment);
     }
-    if (segment_begin == 0) {
+    if (begin + kSegmentKeys <= first_key) continue;
+    if (begin <= first_key) {
       total = segment;
     } else {
       Merge(segment, dim, &total);
     }
+  }
+  if (args.sinks != nullptr) {
+    const float sink = args.sinks[head];
+    const float max = sink > total.max ? sink : total.max;
+    const float a = Exp(total.max - max);
+    total.sum = std::fma(total.sum, a, Exp(sink - max));
+    for (int d = 0; d < dim; ++d) total.out[d] *= a;
   }
   const float inverse = 1.0f / total.sum;
   for (int d = 0; d < dim; ++d) out[d] = total.out[d] * inverse;
@@ -149,7 +174,7 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
   for (int token = token_begin; token < token_end; ++token) {
     for (int head = 0; head < args.heads; ++head) {
-      AttendHead(args, args.q + token * args.q_stride + head * args.cache.dim,
+      AttendHead(args, head, args.q + token * args.q_stride + head * args.cache.dim,
                  args.first_position + token + 1,
                  args.out + token * args.out_stride + head * args.cache.dim);
     }

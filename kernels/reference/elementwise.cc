@@ -24,7 +24,7 @@ void Rope(const RopeArgs& args, int token_begin, int token_end) {
     const float* cosines = args.table + static_cast<int64_t>(args.positions[token]) * args.dim;
     const float* sines = cosines + args.dim / 2;
     for (int head = 0; head < args.heads; ++head) {
-      float* x = args.x + token * args.token_stride + head * args.dim;
+      float* x = args.x + token * args.token_stride + head * args.head_stride;
       for (int i = 0; i < args.dim / 2; ++i) {
         const float a = x[2 * i];
         const float b = x[2 * i + 1];
@@ -35,17 +35,85 @@ void Rope(const RopeArgs& args, int token_begin, int token_end) {
   }
 }
 
-void SiluMul(const SiluMulArgs& args, int row_begin, int row_end) {
+void LayerNorm(const LayerNormArgs& args, int row_begin, int row_end) {
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* out = args.out + row * args.out_stride;
+    const auto n = static_cast<float>(args.n);
+    float lanes[64] = {};
+    for (int i = 0; i < args.n; ++i) lanes[i % 64] += x[i];
+    const float mean = LaneTree(lanes) / n;
+    float squares[64] = {};
+    for (int i = 0; i < args.n; ++i) {
+      const float d = x[i] - mean;
+      squares[i % 64] = std::fma(d, d, squares[i % 64]);
+    }
+    const float inverse = 1.0f / std::sqrt(LaneTree(squares) / n + args.eps);
+    for (int i = 0; i < args.n; ++i) {
+      const float normed = (x[i] - mean) * inverse;
+      out[i] = args.bias == nullptr ? normed * args.weight[i]
+                                    : std::fma(normed, args.weight[i], args.bias[i]);
+    }
+  }
+}
+
+namespace {
+
+float Activated(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x / (1.0f + Exp(-x));
+    case Activation::kGelu:
+      return (1.0f + Erf(x * kSqrtHalf)) * (x * 0.5f);
+    case Activation::kGeluTanh:
+      return x / (1.0f + Exp(x * std::fma(x * x, kGeluCubic, kGeluLinear)));
+    case Activation::kRelu:
+      return 0.0f > x ? 0.0f : x;
+    case Activation::kClippedSwiglu:
+      break;
+  }
+  return x;
+}
+
+float ClippedSwiglu(float gate, float up) {
+  const float g = kSwigluLimit < gate ? kSwigluLimit : gate;
+  const float low = -kSwigluLimit > up ? -kSwigluLimit : up;
+  const float u = kSwigluLimit < low ? kSwigluLimit : low;
+  return g / (1.0f + Exp(-kSwigluSlope * g)) * (u + 1.0f);
+}
+
+}  // namespace
+
+void Activate(const ActivateArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* gate = args.gate + row * args.in_stride;
-    const float* up = args.up + row * args.in_stride;
+    const float* up = args.up == nullptr ? nullptr : args.up + row * args.in_stride;
     float* out = args.out + row * args.out_stride;
-    for (int i = 0; i < args.n; ++i) out[i] = gate[i] / (1.0f + Exp(-gate[i])) * up[i];
+    for (int i = 0; i < args.n; ++i) {
+      if (args.activation == Activation::kClippedSwiglu) {
+        out[i] = ClippedSwiglu(gate[i], up[i]);
+      } else {
+        const float activated = Activated(args.activation, gate[i]);
+        out[i] = up == nullptr ? activated : activated * up[i];
+      }
+    }
   }
 }
 
 void Add(const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+void AddScaled(const float* x, float factor, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = std::fma(factor, x[i], y[i]);
+}
+
+void Scale(float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+void Softcap(float* x, float cap, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = cap * Tanh(x[i] / cap);
 }
 
 }  // namespace flotilla::kernels::reference

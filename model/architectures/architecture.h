@@ -12,7 +12,9 @@
 namespace flotilla::model {
 
 struct Architecture {
-  std::string_view name;  // as Configuration::architecture gives it
+  // As Configuration::architecture gives it; llama.cpp and Hugging Face may have a name each.
+  std::string_view name;
+  std::string_view other_name;  // may be empty
   // Fills in the spec but for architecture, name and vocabulary. Failures go to `in`, and the spec
   // is then of no use.
   void (*read)(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec);

@@ -1,8 +1,10 @@
 #include "model/architectures/dense.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <string_view>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "common/types/text.h"
 #include "model/rope_frequencies.h"
@@ -19,128 +21,373 @@ constexpr uint64_t kMaxHeadDim = 512;
 constexpr uint64_t kMaxFfn = 1 << 20;
 constexpr uint64_t kMaxContext = 1 << 24;
 
-void RefuseUnknownFeatures(const Configuration& configuration, ConfigReader& in) {
-  in.RefuseIfSet("expert_count");
-  in.RefuseIfSet("attention.sliding_window");
-  constexpr std::string_view kActivation = "feed_forward.activation";
-  if (const auto name = configuration.String(kActivation); name.ok() && *name != "silu") {
-    in.Fail(Unimplemented(configuration.NameOf(kActivation), " = '", *name, "' is not supported"));
+constexpr std::string_view kFactors = "rope_freqs.weight";
+
+TensorRole BiasOf(TensorRole role) {
+  return static_cast<TensorRole>(static_cast<uint8_t>(role) + 1);
+}
+
+std::optional<Activation> ActivationOf(std::string_view name) {
+  static constexpr std::pair<std::string_view, Activation> kNames[] = {
+      {"silu", Activation::kSilu},          {"swish", Activation::kSilu},
+      {"gelu", Activation::kGelu},          {"gelu_new", Activation::kGeluTanh},
+      {"gelu_fast", Activation::kGeluTanh}, {"gelu_pytorch_tanh", Activation::kGeluTanh},
+      {"relu", Activation::kRelu},
+  };
+  for (const auto& [known, activation] : kNames) {
+    if (known == name) return activation;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+DenseReader::DenseReader(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec,
+                         std::string_view hf_layer)
+    : checkpoint_(checkpoint), in_(in), spec_(spec), hf_layer_(hf_layer) {}
+
+void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
+  layers_ = in_.Uint("block_count", 1, kMaxLayers);
+  spec_.hidden = in_.Uint("embedding_length", 32, kMaxHidden);
+  AttentionSpec& attention = layer_.attention;
+  attention.heads = in_.Uint("attention.head_count", 1, kMaxHeads);
+  attention.kv_heads = kv_heads_ != 0
+                           ? kv_heads_
+                           : in_.Uint("attention.head_count_kv", 1, kMaxHeads, attention.heads);
+  layer_.ffn.width =
+      in_.Uint("feed_forward_length", 1, kMaxFfn,
+               ffn_factor == 0 ? std::nullopt
+                               : std::optional<uint64_t>(uint64_t{ffn_factor} * spec_.hidden));
+  spec_.context_length = in_.Uint("context_length", 1, kMaxContext,
+                                  ffn_factor == 0 ? std::nullopt : std::optional<uint64_t>(2048));
+  if (!in_.status().ok()) return;
+  const uint64_t default_dim = spec_.hidden / attention.heads;
+  attention.head_dim = in_.Uint("attention.key_length", 16, kMaxHeadDim, default_dim);
+  const uint32_t value_dim = in_.Uint("attention.value_length", 16, kMaxHeadDim, default_dim);
+  layer_.norm = {.kind = norms,
+                 .eps = norm_eps_ != 0
+                            ? norm_eps_
+                            : in_.Float(norms == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
+                                                                : "attention.layer_norm_epsilon",
+                                        1e-12, 1e-1, std::nullopt)};
+  if (!in_.status().ok()) return;
+  in_.Require(spec_.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
+  in_.Require(attention.heads % attention.kv_heads == 0, "attention.head_count",
+              "is not a multiple of attention.head_count_kv");
+  in_.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
+  in_.Require(value_dim == attention.head_dim, "attention.value_length", "differs from key_length");
+  in_.RefuseIfSet("expert_count");
+  attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+  spec_.output_norm = layer_.norm;
+  ReadActivation();
+}
+
+void DenseReader::ReadActivation() {
+  constexpr std::string_view kKey = "feed_forward.activation";
+  const auto name = checkpoint_.configuration().String(kKey);
+  if (!name.ok()) return;
+  const auto activation = ActivationOf(*name);
+  if (activation.has_value()) {
+    layer_.ffn.activation = *activation;
+  } else {
+    in_.Fail(Unimplemented(checkpoint_.configuration().NameOf(kKey), " = '", name->substr(0, 64),
+                           "' is not supported"));
   }
 }
 
-constexpr std::string_view kFactors = "rope_freqs.weight";
+void DenseReader::ReadRope(Pairs hf_pairs, Pairs llama_cpp_pairs, float local_base) {
+  if (!in_.status().ok()) return;
+  const uint32_t dim = layer_.attention.head_dim;
+  rope_dim_ = in_.Uint("rope.dimension_count", 2, dim, dim);
+  in_.Require(rope_dim_ % 2 == 0, "rope.dimension_count", "is odd");
+  if (!in_.status().ok()) return;
+  halves_ = (hf() ? hf_pairs : llama_cpp_pairs) == Pairs::kHalves;
+  spec_.ropes = {ReadScaledRope(rope_dim_)};
+  layer_.attention.rope = 0;
+  if (local_base == 0 && checkpoint_.configuration().Has("rope.freq_base_swa")) {
+    in_.Fail(Unimplemented("RoPE with other numbers in layers with a window is not supported"));
+  }
+  if (local_base != 0) spec_.ropes.push_back({RopeFrequencies(rope_dim_, local_base)});
+}
 
 // Llama 3.1's scaling is stated in numbers by Hugging Face, and in factors by llama.cpp.
-RopeSpec ReadRope(const Checkpoint& checkpoint, ConfigReader& in, uint32_t dim) {
+RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
   constexpr std::string_view kScaling = "rope.scaling.type";
-  const Configuration& configuration = checkpoint.configuration();
-  const float base = in.Float("rope.freq_base", 1, 1e9, 10000.0);
+  const Configuration& configuration = checkpoint_.configuration();
+  const float base = in_.Float("rope.freq_base", 1, 1e9, 10000.0);
   const std::string_view scaling = configuration.String(kScaling).value_or("none");
-  if (!in.status().ok()) return {};
+  if (!in_.status().ok()) return {};
   RopeSpec rope{RopeFrequencies(dim, base)};
+  const auto original = [&](std::optional<uint64_t> fallback = std::nullopt) {
+    return static_cast<float>(
+        in_.Uint("rope.scaling.original_context_length", 1, kMaxContext, fallback));
+  };
   if (scaling == "linear") {
-    const float factor = in.Float("rope.scaling.factor", 1e-3, 1e6, std::nullopt);
+    const float factor = in_.Float("rope.scaling.factor", 1e-3, 1e6, std::nullopt);
     for (float& frequency : rope.frequencies) frequency /= factor;
   } else if (scaling == "llama3") {
     const Llama3Scaling numbers{
-        .factor = in.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
-        .low_freq_factor = in.Float("rope.scaling.low_freq_factor", 1e-3, 1e6, std::nullopt),
-        .high_freq_factor = in.Float("rope.scaling.high_freq_factor", 1e-3, 1e6, std::nullopt),
-        .original_context =
-            static_cast<float>(in.Uint("rope.scaling.original_context_length", 1, kMaxContext))};
-    in.Require(numbers.high_freq_factor > numbers.low_freq_factor, "rope.scaling.high_freq_factor",
-               "is not above low_freq_factor");
-    if (in.status().ok()) ScaleAsLlama3(numbers, rope.frequencies);
+        .factor = in_.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
+        .low_freq_factor = in_.Float("rope.scaling.low_freq_factor", 1e-3, 1e6, std::nullopt),
+        .high_freq_factor = in_.Float("rope.scaling.high_freq_factor", 1e-3, 1e6, std::nullopt),
+        .original_context = original()};
+    in_.Require(numbers.high_freq_factor > numbers.low_freq_factor, "rope.scaling.high_freq_factor",
+                "is not above low_freq_factor");
+    if (in_.status().ok()) ScaleAsLlama3(numbers, rope.frequencies);
+  } else if (scaling == "yarn") {
+    const YarnScaling numbers{.factor = in_.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
+                              .beta_fast = in_.Float("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32),
+                              .beta_slow = in_.Float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1),
+                              .original_context = original(spec_.context_length),
+                              .truncate = in_.Bool("rope.scaling.yarn_truncate", true)};
+    in_.Require(numbers.beta_fast > numbers.beta_slow, "rope.scaling.yarn_beta_fast",
+                "is not above beta_slow");
+    if (!in_.status().ok()) return {};
+    ScaleAsYarn(numbers, base, rope.frequencies);
+    const double natural = 0.1 * NaturalLog(numbers.factor) + 1;
+    // Hugging Face states the whole magnitude, and llama.cpp what it is multiplied by.
+    const float stated = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, hf() ? natural : 1.0);
+    rope.magnitude = hf() ? stated : static_cast<float>(natural * stated);
+  } else if (scaling == "longrope" || scaling == "su") {
+    const float trained = original(spec_.context_length);
+    const bool is_long = static_cast<float>(spec_.context_length) > trained;
+    const std::vector<double> factors =
+        in_.Numbers(is_long ? "rope.scaling.long_factor" : "rope.scaling.short_factor",
+                    rope.frequencies.size(), 1e-3, 1e6);
+    for (size_t i = 0; i < factors.size(); ++i) {
+      rope.frequencies[i] /= static_cast<float>(factors[i]);
+    }
+    const double ratio = std::max(1.0, double{static_cast<float>(spec_.context_length)} / trained);
+    const double natural = std::sqrt(1 + NaturalLog(ratio) / NaturalLog(std::max(trained, 2.0f)));
+    rope.magnitude = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, natural);
   } else if (scaling != "none") {
-    in.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", scaling, "' is not supported"));
+    in_.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", scaling.substr(0, 64),
+                           "' is not supported"));
   }
-  const Tensor* factors = checkpoint.FindTensor(kFactors);
+  const Tensor* factors = checkpoint_.FindTensor(kFactors);
   std::vector<float> values(rope.frequencies.size());
   if (factors == nullptr || factors->dims[0] != values.size()) return rope;
-  in.Fail(DequantizeRow(factors->type, factors->data, values));
+  in_.Fail(DequantizeRow(factors->type, factors->data, values));
   for (size_t i = 0; i < values.size(); ++i) {
     if (!(values[i] >= 1e-3f && values[i] <= 1e6f)) {
-      in.Fail(InvalidArgument("tensor ", kFactors, " has ", values[i], ", not 0.001..1e6"));
+      in_.Fail(InvalidArgument("tensor ", kFactors, " has ", values[i], ", not 0.001..1e6"));
     }
     rope.frequencies[i] /= values[i];
   }
   return rope;
 }
 
-void AddTensors(const Checkpoint& checkpoint, const DenseOptions& options, ModelSpec& spec) {
-  using enum TensorRole;
-  using enum Extent;
-  const bool hf = checkpoint.naming() == Naming::kHuggingFace;
-  const TensorFix pairs = hf ? TensorFix::kInterleavePairs : options.pairs;
-  const auto add = [&](TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
-                       Extent columns, Extent rows = kOne, TensorFix fix = TensorFix::kNone) {
-    spec.tensors.push_back({role, hf ? hugging_face : llama_cpp, columns, rows, fix});
-  };
-  add(kTokenEmbedding, "token_embd.weight", "model.embed_tokens.weight", kHidden, kVocabulary);
-  add(kAttentionNorm, "blk.*.attn_norm.weight", "model.layers.*.input_layernorm.weight", kHidden);
-  add(kQuery, "blk.*.attn_q.weight", "model.layers.*.self_attn.q_proj.weight", kHidden, kQueries,
-      pairs);
-  add(kKey, "blk.*.attn_k.weight", "model.layers.*.self_attn.k_proj.weight", kHidden, kKeys, pairs);
-  add(kValue, "blk.*.attn_v.weight", "model.layers.*.self_attn.v_proj.weight", kHidden, kKeys);
-  add(kAttentionOutput, "blk.*.attn_output.weight", "model.layers.*.self_attn.o_proj.weight",
-      kQueries, kHidden);
-  add(kFfnNorm, "blk.*.ffn_norm.weight", "model.layers.*.post_attention_layernorm.weight", kHidden);
-  add(kGate, "blk.*.ffn_gate.weight", "model.layers.*.mlp.gate_proj.weight", kHidden, kFfn);
-  add(kUp, "blk.*.ffn_up.weight", "model.layers.*.mlp.up_proj.weight", kHidden, kFfn);
-  add(kDown, "blk.*.ffn_down.weight", "model.layers.*.mlp.down_proj.weight", kFfn, kHidden);
-  add(kOutputNorm, "output_norm.weight", "model.norm.weight", kHidden);
-  if (options.head_norms) {
-    add(kQueryNorm, "blk.*.attn_q_norm.weight", "model.layers.*.self_attn.q_norm.weight", kHeadDim,
-        kOne, pairs);
-    add(kKeyNorm, "blk.*.attn_k_norm.weight", "model.layers.*.self_attn.k_norm.weight", kHeadDim,
-        kOne, pairs);
-  }
-  if (checkpoint.FindTensor(kFactors) != nullptr) {
-    add(TensorRole::kRopeFactors, kFactors, kFactors, kPairs);
-  }
-  const std::string_view head = hf ? "lm_head.weight" : "output.weight";
-  spec.tied_embedding = checkpoint.FindTensor(head) == nullptr;
-  if (!spec.tied_embedding) add(kHead, "output.weight", "lm_head.weight", kHidden, kVocabulary);
+void DenseReader::ReadWindow(uint32_t period) {
+  window_ = in_.UintOrNone("attention.sliding_window", kMaxContext);
+  window_period_ = period;
 }
 
-}  // namespace
+void DenseReader::Finish() {
+  if (!in_.status().ok()) return;
+  constexpr std::string_view kPattern = "attention.sliding_window_pattern";
+  spec_.layers.assign(layers_, layer_);
+  std::vector<bool> slides(layers_);
+  for (uint32_t i = 0; i < layers_; ++i) {
+    slides[i] = window_ > 0 && (window_period_ == 0 || (i + 1) % window_period_ != 0);
+  }
+  const auto pattern = checkpoint_.configuration().Numbers(kPattern);
+  if (window_ > 0 && pattern.ok() && pattern->size() == 1) {
+    const uint32_t stated = in_.Uint(kPattern, 1, kMaxLayers);
+    for (uint32_t i = 0; i < layers_ && stated > 0; ++i) slides[i] = (i + 1) % stated != 0;
+  } else if (window_ > 0 && checkpoint_.configuration().Has(kPattern)) {
+    const std::vector<double> kinds = in_.Numbers(kPattern, layers_, 0, 1);
+    for (size_t i = 0; i < kinds.size(); ++i) slides[i] = kinds[i] != 0;
+  }
+  for (uint32_t i = 0; i < layers_; ++i) {
+    AttentionSpec& attention = spec_.layers[i].attention;
+    if (!slides[i]) continue;
+    attention.window = window_;
+    if (spec_.ropes.size() > 1) attention.rope = 1;
+  }
+  if (checkpoint_.FindTensor(kFactors) != nullptr) {
+    Add(TensorRole::kRopeFactors, std::string(kFactors), std::string(kFactors), Extent::kPairs);
+  }
+}
+
+// ---- Tensors.
+
+TensorRow& DenseReader::Add(TensorRole role, std::string llama_cpp, std::string hugging_face,
+                            Extent columns, Extent rows) {
+  return spec_.tensors.emplace_back(
+      TensorRow{.role = role,
+                .name = hf() ? std::move(hugging_face) : std::move(llama_cpp),
+                .columns = columns,
+                .rows = rows,
+                .map = {}});
+}
+
+std::string DenseReader::LayerName(std::string_view llama_cpp,
+                                   std::string_view hugging_face) const {
+  return hf() ? Cat(hf_layer_, hugging_face) : Cat("blk.*.", llama_cpp);
+}
+
+bool DenseReader::Has(std::string_view llama_cpp, std::string_view hugging_face) const {
+  const TensorRow row{
+      .role = {}, .name = LayerName(llama_cpp, hugging_face), .columns = {}, .map = {}};
+  return checkpoint_.FindTensor(NameInFile(row, 0)) != nullptr;
+}
+
+void DenseReader::Embedding(std::string_view hugging_face) {
+  Add(TensorRole::kTokenEmbedding, "token_embd.weight", Cat(hugging_face, ".weight"),
+      Extent::kHidden, Extent::kVocabulary);
+}
+
+void DenseReader::Head(std::string_view hugging_face, Bias bias) {
+  const std::string name = hf() ? std::string(hugging_face) : "output";
+  spec_.tied_embedding = checkpoint_.FindTensor(name + ".weight") == nullptr;
+  if (!spec_.tied_embedding) {
+    Add(TensorRole::kHead, name + ".weight", name + ".weight", Extent::kHidden,
+        Extent::kVocabulary);
+  }
+  if (bias == Bias::kAlways ||
+      (bias == Bias::kIfInFile && checkpoint_.FindTensor(name + ".bias") != nullptr)) {
+    Add(TensorRole::kHeadBias, name + ".bias", name + ".bias", Extent::kVocabulary);
+  }
+}
+
+void DenseReader::AddNorm(TensorRole role, std::string name) {
+  Add(role, name + ".weight", name + ".weight", Extent::kHidden).plus = hf() ? norm_plus_ : 0;
+  const TensorRow row{.role = {}, .name = name + ".bias", .columns = {}, .map = {}};
+  if (checkpoint_.FindTensor(NameInFile(row, 0)) != nullptr &&
+      layer_.norm.kind == NormKind::kLayer) {
+    Add(BiasOf(role), name + ".bias", name + ".bias", Extent::kHidden);
+  }
+}
+
+void DenseReader::Norm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face) {
+  AddNorm(role, std::string(hf() ? hugging_face : llama_cpp));
+}
+
+void DenseReader::LayerNorm(TensorRole role, std::string_view llama_cpp,
+                            std::string_view hugging_face) {
+  AddNorm(role, LayerName(llama_cpp, hugging_face));
+}
+
+void DenseReader::Linear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+                         Extent columns, Extent rows, Bias bias, const RowMap& map,
+                         uint64_t rows_in_file, bool transposed) {
+  const std::string name = LayerName(llama_cpp, hugging_face);
+  TensorRow& weight = Add(role, name + ".weight", name + ".weight", columns, rows);
+  weight.map = map;
+  weight.rows_in_file = rows_in_file;
+  weight.transposed = transposed;
+  const bool in_file = Has(Cat(llama_cpp, ".bias"), Cat(hugging_face, ".bias"));
+  if (bias == Bias::kNever || (bias == Bias::kIfInFile && !in_file)) return;
+  TensorRow& row = Add(BiasOf(role), name + ".bias", name + ".bias", rows);
+  row.map = map;
+  row.rows_in_file = rows_in_file;
+}
+
+RowMap DenseReader::PairsMap() const {
+  if (!halves_) return {};
+  return {.head = layer_.attention.head_dim, .pairs = rope_dim_};
+}
+
+void DenseReader::Qkv(std::string_view hf_query, std::string_view hf_key, std::string_view hf_value,
+                      Bias bias) {
+  const bool all = layer_.attention.head_norms == HeadNorms::kAllHeads;
+  Linear(TensorRole::kQuery, "attn_q", hf_query, Extent::kHidden,
+         all ? Extent::kAllQueries : Extent::kQueries, bias, PairsMap());
+  Linear(TensorRole::kKey, "attn_k", hf_key, Extent::kHidden,
+         all ? Extent::kAllKeys : Extent::kKeys, bias, PairsMap());
+  Linear(TensorRole::kValue, "attn_v", hf_value, Extent::kHidden, Extent::kKeys, bias);
+}
+
+void DenseReader::Fused(std::string_view llama_cpp, std::string_view hugging_face,
+                        FusedQkv hf_layout, Bias bias, bool transposed) {
+  if (!in_.status().ok()) return;
+  const AttentionSpec& attention = layer_.attention;
+  const int64_t dim = attention.head_dim;
+  const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
+  const uint64_t rows = (heads + 2 * kv_heads) * dim;
+  RowMap query = PairsMap(), key = PairsMap(), value;
+  if (hf() && hf_layout == FusedQkv::kGroups) {
+    const int64_t queries = heads / kv_heads * dim;
+    for (RowMap* map : {&query, &key, &value}) {
+      map->run = dim;
+      map->stride = queries + 2 * dim;
+    }
+    query.run = queries;
+    key.first = queries;
+    value.first = queries + dim;
+  } else {
+    key.first = heads * dim;
+    value.first = (heads + kv_heads) * dim;
+  }
+  const bool turned = hf() && transposed;
+  Linear(TensorRole::kQuery, llama_cpp, hugging_face, Extent::kHidden, Extent::kQueries, bias,
+         query, rows, turned);
+  Linear(TensorRole::kKey, llama_cpp, hugging_face, Extent::kHidden, Extent::kKeys, bias, key, rows,
+         turned);
+  Linear(TensorRole::kValue, llama_cpp, hugging_face, Extent::kHidden, Extent::kKeys, bias, value,
+         rows, turned);
+}
+
+void DenseReader::FusedGateUp(std::string_view hugging_face) {
+  const int64_t width = layer_.ffn.width;
+  Linear(TensorRole::kGate, "ffn_up", hugging_face, Extent::kHidden, Extent::kFfn, Bias::kIfInFile,
+         {}, 2 * width);
+  Linear(TensorRole::kUp, "ffn_up", hugging_face, Extent::kHidden, Extent::kFfn, Bias::kIfInFile,
+         {.first = width}, 2 * width);
+}
+
+void DenseReader::HeadNormRows(Extent query, Extent key) {
+  const auto add = [&](TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+                       Extent columns) {
+    const std::string name = LayerName(llama_cpp, hugging_face);
+    TensorRow& row = Add(role, name, name, columns);
+    row.map = PairsMap();
+    row.plus = hf() ? norm_plus_ : 0;
+  };
+  add(TensorRole::kQueryNorm, "attn_q_norm.weight", "self_attn.q_norm.weight", query);
+  add(TensorRole::kKeyNorm, "attn_k_norm.weight", "self_attn.k_norm.weight", key);
+}
+
+void DenseReader::OwnHeadNormRows() {
+  const auto add = [&](TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+                       Extent heads) {
+    const std::string name = LayerName(llama_cpp, hugging_face);
+    Add(role, name, name, Extent::kHeadDim, heads);
+  };
+  add(TensorRole::kQueryNorm, "attn_q_norm.weight", "self_attn.q_norm.weight", Extent::kHeads);
+  add(TensorRole::kKeyNorm, "attn_k_norm.weight", "self_attn.k_norm.weight", Extent::kKvHeads);
+}
 
 void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOptions& options,
                ModelSpec& spec) {
-  const uint32_t layers = in.Uint("block_count", 1, kMaxLayers);
-  spec.hidden = in.Uint("embedding_length", 32, kMaxHidden);
-  LayerSpec layer;
-  AttentionSpec& attention = layer.attention;
-  attention.heads = in.Uint("attention.head_count", 1, kMaxHeads);
-  attention.kv_heads = in.Uint("attention.head_count_kv", 1, kMaxHeads, attention.heads);
-  layer.ffn.width = in.Uint("feed_forward_length", 32, kMaxFfn);
-  spec.context_length = in.Uint("context_length", 1, kMaxContext);
-  if (!in.status().ok()) return;
-  const uint64_t default_dim = spec.hidden / attention.heads;
-  attention.head_dim = in.Uint("attention.key_length", 16, kMaxHeadDim, default_dim);
-  const uint32_t value_dim = in.Uint("attention.value_length", 16, kMaxHeadDim, default_dim);
-  const uint32_t rope_dim =
-      in.Uint("rope.dimension_count", 2, attention.head_dim, attention.head_dim);
-  layer.norm_eps = in.Float("attention.layer_norm_rms_epsilon", 1e-12, 1e-1, std::nullopt);
-  if (!in.status().ok()) return;
-  in.Require(spec.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
-  in.Require(layer.ffn.width % 32 == 0, "feed_forward_length", "is not a multiple of 32");
-  in.Require(attention.heads % attention.kv_heads == 0, "attention.head_count",
-             "is not a multiple of attention.head_count_kv");
-  in.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
-  in.Require(value_dim == attention.head_dim, "attention.value_length", "differs from key_length");
-  RefuseUnknownFeatures(checkpoint.configuration(), in);
-  if (rope_dim != attention.head_dim) {
-    in.Fail(Unimplemented("RoPE over ", rope_dim, " of ", attention.head_dim,
-                          " elements of a head is not supported"));
+  DenseReader reader(checkpoint, in, spec);
+  reader.layer().ffn.activation = options.activation;
+  reader.SetNormPlus(options.norm_plus);
+  reader.ReadSizes(options.norms);
+  reader.ReadRope(options.hf_pairs, options.llama_cpp_pairs);
+  if (options.has_window) {
+    reader.ReadWindow(options.window_period);
+  } else {
+    in.RefuseIfSet("attention.sliding_window");
   }
-  if (!in.status().ok()) return;
-  attention.head_norms = options.head_norms;
-  attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
-  spec.ropes = {ReadRope(checkpoint, in, rope_dim)};
-  spec.layers.assign(layers, layer);
-  spec.output_norm_eps = layer.norm_eps;
-  AddTensors(checkpoint, options, spec);
+  using enum TensorRole;
+  using enum Extent;
+  reader.Embedding("model.embed_tokens");
+  reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
+  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", options.qkv_bias);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
+  reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
+  reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
+  reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);
+  reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);
+  reader.Norm(kOutputNorm, "output_norm", "model.norm");
+  if (options.head_norms) {
+    reader.attention().head_norms = HeadNorms::kShared;
+    reader.attention().head_norm = reader.layer().norm;
+    reader.HeadNormRows(kHeadDim, kHeadDim);
+  }
+  reader.Head("lm_head");
+  reader.Finish();
 }
 
 }  // namespace flotilla::model

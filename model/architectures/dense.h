@@ -1,19 +1,125 @@
-// What dense decoders have in common: pre-norm attention and a gated FFN in every layer, all of one
-// size.
+// What dense decoders have in common. A family of models reads its sizes with a DenseReader, says
+// how it differs, and lists its tensors. Families that call everything as Llama does use ReadDense.
 #pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "model/architectures/architecture.h"
 
 namespace flotilla::model {
 
-// How an architecture differs from Llama.
-struct DenseOptions {
-  TensorFix pairs = TensorFix::kNone;  // how llama.cpp orders the pairs of q and k
-  bool head_norms = false;             // AttentionSpec::head_norms
+// How the pairs of a head that RoPE turns are ordered in a file.
+enum class Pairs : uint8_t {
+  kNeighbours,  // (0, 1), (2, 3) ...
+  kHalves,      // (0, n / 2), (1, n / 2 + 1) ...
 };
 
-// Reads and bounds sizes, and makes the layers and the tensor table. UNIMPLEMENTED goes to `in` for
-// experts, sliding windows, unknown scalings of RoPE and RoPE over a part of the head.
+// Whether a linear layer has a bias.
+enum class Bias : uint8_t { kIfInFile, kAlways, kNever };
+
+// How q, k and v lie in one tensor.
+enum class FusedQkv : uint8_t {
+  kSections,  // all q, all k, all v
+  kGroups,    // for each KV head its q, its k, its v
+};
+
+// Failures go to the ConfigReader; after one, calls do nothing that matters.
+class DenseReader {
+ public:
+  // `hf_layer` is what Hugging Face puts before the names of a layer's tensors, and llama.cpp puts
+  // "blk.*.".
+  DenseReader(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec,
+              std::string_view hf_layer = "model.layers.*.");
+
+  bool hf() const { return checkpoint_.naming() == Naming::kHuggingFace; }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  ConfigReader& in() { return in_; }
+  ModelSpec& spec() { return spec_; }
+  // What all layers are like until Finish makes them of it.
+  LayerSpec& layer() { return layer_; }
+  AttentionSpec& attention() { return layer_.attention; }
+
+  // Sizes, and eps of norms of this kind, under the usual keys; the layer's activation, if the file
+  // says it. Where the file does not say the FFN's width, it is `ffn_factor` times the hidden size
+  // (0: the file must).
+  void ReadSizes(NormKind norms, uint32_t ffn_factor = 0);
+  // RoPE with the file's scaling. `hf` and `llama_cpp` say how their files order pairs. A second
+  // RoPE of base `local_base` follows, which is not scaled, if that is not 0.
+  void ReadRope(Pairs hf, Pairs llama_cpp, float local_base = 0);
+  // The window of attention, if the file has one. In each `period` of layers the last sees
+  // everything; 0: none does. A list in the file counts more.
+  void ReadWindow(uint32_t period);
+  // Makes the layers. Call ReadWindow first.
+  void Finish();
+
+  // Rows of the tensor table. Names have no suffix; those of layers come without their beginning.
+  // The bias of a role is the role that follows it.
+  TensorRow& Add(TensorRole role, std::string llama_cpp, std::string hugging_face, Extent columns,
+                 Extent rows = Extent::kOne);
+  bool Has(std::string_view llama_cpp, std::string_view hugging_face) const;
+  void Embedding(std::string_view hugging_face);
+  void Head(std::string_view hugging_face, Bias bias = Bias::kNever);
+  void Norm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face);
+  void LayerNorm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face);
+  // Returns nothing: a row may move.
+  void Linear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+              Extent columns, Extent rows, Bias bias = Bias::kIfInFile, const RowMap& map = {},
+              uint64_t rows_in_file = 0, bool transposed = false);
+  void Qkv(std::string_view hf_query, std::string_view hf_key, std::string_view hf_value,
+           Bias bias = Bias::kIfInFile);
+  void Fused(std::string_view llama_cpp, std::string_view hugging_face, FusedQkv hf_layout,
+             Bias bias = Bias::kIfInFile, bool transposed = false);
+  // Gate and up in one tensor, gate first, which llama.cpp calls ffn_up.
+  void FusedGateUp(std::string_view hugging_face);
+  // The weights of norms of q and k.
+  void HeadNormRows(Extent query, Extent key);
+  // Those of HeadNorms::kOwn.
+  void OwnHeadNormRows();
+
+  // What the norms of Hugging Face's files lack: their weights are this much less.
+  void SetNormPlus(float plus) { norm_plus_ = plus; }
+  // What ReadSizes does not read then.
+  void SetKvHeads(uint32_t kv_heads) { kv_heads_ = kv_heads; }
+  void SetNormEps(float eps) { norm_eps_ = eps; }
+
+ private:
+  RopeSpec ReadScaledRope(uint32_t dim);
+  void ReadActivation();
+  RowMap PairsMap() const;
+  std::string LayerName(std::string_view llama_cpp, std::string_view hugging_face) const;
+  void AddNorm(TensorRole role, std::string name);
+
+  const Checkpoint& checkpoint_;
+  ConfigReader& in_;
+  ModelSpec& spec_;
+  const std::string hf_layer_;
+  LayerSpec layer_;
+  uint32_t layers_ = 0;
+  uint32_t rope_dim_ = 0;
+  bool halves_ = false;  // in this file
+  float norm_plus_ = 0;
+  uint32_t kv_heads_ = 0;  // 0: as in the file
+  float norm_eps_ = 0;     // 0: as in the file
+  uint32_t window_ = 0, window_period_ = 0;
+};
+
+// How a family differs from Llama.
+struct DenseOptions {
+  NormKind norms = NormKind::kRms;
+  Pairs llama_cpp_pairs = Pairs::kHalves;
+  Pairs hf_pairs = Pairs::kHalves;
+  Activation activation = Activation::kSilu;
+  Bias qkv_bias = Bias::kIfInFile;
+  bool head_norms = false;  // of each head, with one weight
+  float norm_plus = 0;      // DenseReader::SetNormPlus
+  bool has_window = false;  // whether the family knows windows
+  uint32_t window_period = 0;
+};
+
+// Reads what calls everything as Llama does, and makes the layers. UNIMPLEMENTED goes to `in` for
+// experts and unknown scalings of RoPE.
 void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOptions& options,
                ModelSpec& spec);
 

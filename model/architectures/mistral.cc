@@ -1,11 +1,12 @@
-// Mistral without a sliding window, as Hugging Face calls it; llama.cpp calls it "llama".
+// Mistral, as Hugging Face calls it: Llama with a window in its first version. llama.cpp calls it
+// "llama".
 #include "model/architectures/dense.h"
 
 namespace flotilla::model {
 
 extern const Architecture kMistral = {
-    "mistral", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
-      ReadDense(checkpoint, in, {}, spec);
+    "mistral", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+      ReadDense(checkpoint, in, {.has_window = true}, spec);
     }};
 
 }  // namespace flotilla::model

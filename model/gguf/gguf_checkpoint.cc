@@ -50,6 +50,19 @@ class GgufConfiguration final : public Configuration {
   absl::StatusOr<std::string_view> String(std::string_view key) const override {
     return file_.GetString(NameOf(key));
   }
+  absl::StatusOr<bool> Bool(std::string_view key) const override {
+    return file_.GetBool(NameOf(key));
+  }
+  absl::StatusOr<std::vector<double>> Numbers(std::string_view key) const override {
+    const std::string name = NameOf(key);
+    if (const auto one = file_.GetFloat(name); one.ok()) return std::vector<double>{*one};
+    if (const auto floats = file_.GetFloats(name); floats.ok()) {
+      return std::vector<double>(floats->begin(), floats->end());
+    }
+    const auto ints = file_.GetInts(name);
+    if (!ints.ok()) return ints.status();
+    return std::vector<double>(ints->begin(), ints->end());
+  }
 
  private:
   const GgufFile& file_;

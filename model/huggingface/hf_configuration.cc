@@ -12,31 +12,65 @@ namespace {
 // Which names a key has in config.json: the first one that is there counts.
 struct Names {
   std::string_view key;
-  std::string_view names[3];
+  std::string_view names[4];
 };
 constexpr Names kNames[] = {
     {"block_count", {"num_hidden_layers", "n_layer", "num_layers"}},
     {"embedding_length", {"hidden_size", "n_embd"}},
-    {"feed_forward_length", {"intermediate_size", "n_inner", "ffn_dim"}},
-    {"feed_forward.activation", {"hidden_act", "hidden_activation", "activation_function"}},
+    {"feed_forward_length", {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"}},
+    {"feed_forward.activation",
+     {"hidden_act", "hidden_activation", "activation_function", "activation"}},
     {"context_length", {"max_position_embeddings", "n_positions"}},
     {"attention.head_count", {"num_attention_heads", "n_head"}},
-    {"attention.head_count_kv", {"num_key_value_heads"}},
+    {"attention.head_count_kv", {"num_key_value_heads", "num_kv_heads"}},
     {"attention.key_length", {"head_dim"}},
     {"attention.value_length", {"head_dim"}},
     {"attention.layer_norm_rms_epsilon", {"rms_norm_eps"}},
+    {"attention.layer_norm_epsilon", {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"}},
     {"attention.sliding_window", {"sliding_window"}},
+    {"attention.sliding_window_pattern", {"layer_types", "sliding_window_pattern"}},
+    {"attention.scale", {"attention_multiplier"}},
+    {"attention.query_pre_attn_scalar", {"query_pre_attn_scalar"}},
+    {"attention.use_qk_norm", {"use_qk_norm", "qk_layernorm"}},
+    {"attn_logit_softcapping", {"attn_logit_softcapping"}},
+    {"final_logit_softcapping", {"final_logit_softcapping"}},
+    {"embedding_scale", {"embedding_multiplier"}},
+    {"residual_scale", {"residual_multiplier"}},
+    {"logit_scale", {"logit_scale", "logits_scaling"}},
+    {"use_parallel_residual", {"use_parallel_residual"}},
+    {"alibi", {"alibi"}},
+    {"multi_query", {"multi_query"}},
+    {"parallel_attn", {"parallel_attn"}},
+    {"new_decoder_architecture", {"new_decoder_architecture"}},
+    {"num_ln_in_parallel_attn", {"num_ln_in_parallel_attn"}},
+    {"do_layer_norm_before", {"do_layer_norm_before"}},
+    {"word_embed_proj_dim", {"word_embed_proj_dim"}},
+    {"apply_residual_connection_post_layernorm", {"apply_residual_connection_post_layernorm"}},
+    {"scale_attn_weights", {"scale_attn_weights"}},
+    {"scale_attn_by_inverse_layer_idx", {"scale_attn_by_inverse_layer_idx"}},
+    {"max_window_layers", {"max_window_layers"}},
+    {"rope.layers", {"no_rope_layers"}},
+    {"rope.dimension_count", {"rotary_dim"}},
     {"expert_count", {"num_local_experts", "num_experts"}},
     {"vocab_size", {"vocab_size"}},
 };
 // In the object of RoPE.
 constexpr Names kRopeNames[] = {
-    {"rope.freq_base", {"rope_theta"}},
+    {"rope.freq_base", {"rope_theta", "rotary_emb_base"}},
+    {"rope.freq_base_swa", {"rope_local_base_freq"}},
     {"rope.scaling.type", {"rope_type", "type"}},
     {"rope.scaling.factor", {"factor"}},
     {"rope.scaling.low_freq_factor", {"low_freq_factor"}},
     {"rope.scaling.high_freq_factor", {"high_freq_factor"}},
     {"rope.scaling.original_context_length", {"original_max_position_embeddings"}},
+    {"rope.scaling.attn_factor", {"attention_factor"}},
+    {"rope.scaling.yarn_beta_fast", {"beta_fast"}},
+    {"rope.scaling.yarn_beta_slow", {"beta_slow"}},
+    {"rope.scaling.yarn_truncate", {"truncate"}},
+    {"rope.scaling.mscale", {"mscale"}},
+    {"rope.scaling.mscale_all_dim", {"mscale_all_dim"}},
+    {"rope.scaling.short_factor", {"short_factor"}},
+    {"rope.scaling.long_factor", {"long_factor"}},
 };
 
 const Json* Member(const Json* object, std::string_view name) {
@@ -64,9 +98,17 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
   if (text_ == nullptr || !text_->is_object()) text_ = &config_;
   rope_ = Member(text_, "rope_parameters");
   if (rope_ == nullptr) rope_ = Member(text_, "rope_scaling");
+  // Kinds of layers may have numbers of their own: `rope_` is then that of full attention.
+  if (const Json* full = Member(rope_, "full_attention"); full != nullptr && full->is_object()) {
+    local_rope_ = Member(rope_, "sliding_attention");
+    rope_ = full;
+  }
   // A part of each head is rotated.
-  const Json* part = Member(text_, "partial_rotary_factor");
-  if (part == nullptr) part = Member(rope_, "partial_rotary_factor");
+  const Json* part = nullptr;
+  for (const std::string_view name : {"partial_rotary_factor", "rotary_pct"}) {
+    if (part == nullptr) part = Member(text_, name);
+    if (part == nullptr) part = Member(rope_, name);
+  }
   const auto head_dim = Uint("attention.key_length");
   const auto hidden = Uint("embedding_length"), heads = Uint("attention.head_count");
   uint64_t dimension = head_dim.value_or(0);
@@ -86,21 +128,24 @@ absl::StatusOr<std::string_view> HfConfiguration::architecture() const {
 }
 
 std::string HfConfiguration::NameOf(std::string_view key) const {
+  if (key == "rope.dimension_count" && rope_dimension_ > 0) {
+    return "config.json: partial_rotary_factor of a head";
+  }
   const Names* names = FindNames(kNames, key);
   if (names == nullptr) names = FindNames(kRopeNames, key);
   return Cat("config.json: ", names == nullptr ? key : names->names[0]);
 }
 
 const Json* HfConfiguration::Find(std::string_view key) const {
+  if (key == "rope.freq_base_swa" && local_rope_ != nullptr) {
+    return Member(local_rope_, "rope_theta");
+  }
   if (const Names* names = FindNames(kRopeNames, key); names != nullptr) {
-    // Kinds of layers have numbers of their own.
-    static const Json kByLayer = "different for kinds of layers";
-    const bool by_layer = rope_ != nullptr && rope_->is_object() &&
-                          std::any_of(rope_->begin(), rope_->end(),
-                                      [](const Json& value) { return value.is_object(); });
-    if (by_layer && key == "rope.scaling.type") return &kByLayer;
     const Json* value = FirstOf(rope_, *names);
-    return value != nullptr || key != "rope.freq_base" ? value : FirstOf(text_, *names);
+    // These may stand beside the object, too.
+    const bool outside =
+        key.starts_with("rope.freq_base") || key == "rope.scaling.original_context_length";
+    return value != nullptr || !outside ? value : FirstOf(text_, *names);
   }
   const Names* names = FindNames(kNames, key);
   if (names == nullptr) return nullptr;
@@ -112,7 +157,7 @@ const Json* HfConfiguration::Find(std::string_view key) const {
 }
 
 bool HfConfiguration::Has(std::string_view key) const {
-  if (key == "rope.dimension_count") return rope_dimension_ > 0;
+  if (key == "rope.dimension_count" && rope_dimension_ > 0) return true;
   return Find(key) != nullptr;
 }
 
@@ -138,6 +183,39 @@ absl::StatusOr<std::string_view> HfConfiguration::String(std::string_view key) c
   const std::string_view text = value->get_ref<const std::string&>();
   // What GGUF calls no scaling.
   return key == "rope.scaling.type" && text == "default" ? std::string_view("none") : text;
+}
+
+absl::StatusOr<bool> HfConfiguration::Bool(std::string_view key) const {
+  const Json* value = Find(key);
+  if (value == nullptr) return absl::NotFoundError(Cat(NameOf(key), " is missing"));
+  if (value->is_boolean()) return value->get<bool>();
+  return InvalidArgument(NameOf(key), " is not true or false");
+}
+
+absl::StatusOr<std::vector<double>> HfConfiguration::Numbers(std::string_view key) const {
+  const Json* value = Find(key);
+  if (value == nullptr) return absl::NotFoundError(Cat(NameOf(key), " is missing"));
+  std::vector<double> numbers;
+  const auto add = [&](const Json& element) {
+    if (element.is_boolean()) {
+      numbers.push_back(element.get<bool>() ? 1 : 0);
+    } else if (element.is_number()) {
+      numbers.push_back(element.get<double>());
+    } else if (element == "sliding_attention" || element == "full_attention") {
+      numbers.push_back(element == "sliding_attention" ? 1 : 0);
+    } else {
+      return false;
+    }
+    return true;
+  };
+  bool good = true;
+  if (value->is_array()) {
+    for (const Json& element : *value) good = good && add(element);
+  } else {
+    good = add(*value);
+  }
+  if (!good) return InvalidArgument(NameOf(key), " has a value that is unknown");
+  return numbers;
 }
 
 }  // namespace flotilla::model

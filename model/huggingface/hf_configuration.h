@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/configuration.h"
@@ -28,6 +29,8 @@ class HfConfiguration final : public Configuration {
   absl::StatusOr<uint64_t> Uint(std::string_view key) const override;
   absl::StatusOr<double> Float(std::string_view key) const override;
   absl::StatusOr<std::string_view> String(std::string_view key) const override;
+  absl::StatusOr<bool> Bool(std::string_view key) const override;
+  absl::StatusOr<std::vector<double>> Numbers(std::string_view key) const override;
 
   // Everything, for people.
   const Json& all() const { return config_; }
@@ -40,7 +43,8 @@ class HfConfiguration final : public Configuration {
   const std::string title_;
   const Json* text_;  // the object that describes the text model
   const Json* rope_;  // the object with the numbers of RoPE's scaling; null: there is none
-  uint64_t rope_dimension_ = 0;  // 0: the file does not say it
+  const Json* local_rope_ = nullptr;  // the same for layers with a window; null: it has none
+  uint64_t rope_dimension_ = 0;       // 0: the file does not say it
 };
 
 }  // namespace flotilla::model

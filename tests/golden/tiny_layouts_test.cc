@@ -1,8 +1,10 @@
 // Tiny models on the ranks of a group: one of each architecture, and one with weights in
-// super-blocks. Every layout, and every batch, gives the bits of one rank with one request. The
+// super-blocks. Every layout, batch, chunk and instruction path, preemptions and hits of the prefix
+// cache give the bits of one rank with one request. The
 // models have vocabularies of less than a chunk, so all ranks of a stage but one own no token. What
 // computes does not matter either: the deferred backend, which shares only the reference kernels
 // with that of CPUs, gives these bits too.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "model/load_spec.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
 #include "tests/support/tiny_case.h"
@@ -21,50 +24,120 @@ namespace {
 constexpr std::uint64_t kSeed = 7;  // of the deferred backend's delays
 constexpr worker::ParallelShape kShapes[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}};
 
+constexpr std::size_t kRequests = 17;
+constexpr std::uint32_t kOutputTokens = 12;
+
 // Greedy ones, sampled ones from the whole vocabulary and from its top, each with the
 // log-probabilities of prompt and output.
 std::vector<TokenizedRequest> Requests(const std::vector<TokenId>& ids) {
   std::vector<TokenizedRequest> requests;
-  for (std::uint64_t i = 0; i < 3; ++i) {
+  for (std::uint64_t i = 0; i < kRequests; ++i) {
     TokenizedRequest& request = requests.emplace_back();
     request.id = {1, i};
     request.prompt.assign(ids.begin() + static_cast<std::ptrdiff_t>(i), ids.end());
-    request.stop.max_tokens = 24;
-    request.sampling.temperature = i == 0 ? 0.0f : 0.9f;
+    request.stop.max_tokens = kOutputTokens;
+    request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     request.sampling.seed = i;
-    if (i == 2) request.sampling.top_k = 20;
-    request.logprobs = {.output_top = 20, .prompt_top = 20};
+    if (i % 3 == 2) request.sampling.top_k = 20;
+    request.logprobs.output_top = 20;
+    // Prompts whose log-probabilities are wanted are never taken from the cache.
+    if (i % 2 == 0) request.logprobs.prompt_top = 20;
   }
   return requests;
 }
 
+// How a model is run, and what its answers must not depend on.
+struct Way {
+  std::string name;
+  worker::ParallelShape shape;
+  bool deferred = false;
+  kernels::Isa isa = kernels::DetectIsas().back();
+  std::uint32_t chunk = 256;
+  bool small_pool = false;  // most requests are preempted
+
+  // Of the requests. The reference kernels are slow.
+  std::size_t requests() const {
+    return deferred || isa == kernels::Isa::kReference ? 4 : kRequests;
+  }
+};
+
+std::vector<Way> Ways(const model::ModelSpec& spec) {
+  std::vector<Way> ways;
+  for (const worker::ParallelShape& shape : kShapes) {
+    ways.push_back(
+        {.name = absl::StrCat("tp", shape.tensor, "pp", shape.pipeline), .shape = shape});
+  }
+  if (std::min(spec.attention_splits(), spec.ffn_splits()) >= 3) {
+    ways.push_back({.name = "tp3", .shape = {3, 1}});
+  }
+  ways.push_back({.name = "deferred", .shape = {1, 1}, .deferred = true});
+  ways.push_back({.name = "deferred, tp2pp2", .shape = {2, 2}, .deferred = true});
+  for (const kernels::Isa isa : kernels::DetectIsas()) {
+    ways.push_back(
+        {.name = std::string(kernels::GetOps(isa).name), .shape = {1, 1}, .isa = isa, .chunk = 7});
+  }
+  ways.push_back({.name = "small pool", .shape = {1, 1}, .small_pool = true});
+  ways.push_back({.name = "small pool, tp2", .shape = {2, 1}, .small_pool = true});
+  return ways;
+}
+
+EngineRunner::Options OptionsFor(const Way& way, worker::Recipe recipe) {
+  EngineRunner::Options options;
+  if (way.deferred) {
+    options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
+  }
+  options.rank.recipe = recipe;
+  options.rank.kv_format =
+      recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
+  options.rank.isa = way.isa;
+  options.rank.shape = way.shape;
+  options.rank.kv_blocks = way.small_pool ? 30 : 256;
+  options.rank.poison_blocks = true;
+  options.core.max_chunk_tokens = way.chunk;
+  if (way.small_pool) {
+    options.core.watermark_blocks = options.core.expected_output_permille = 0;
+    options.together = options.frozen_clock = true;
+  }
+  return options;
+}
+
+// Runs the requests alone, and then all together in every way, each twice: the second time most of
+// their prompts are in the prefix cache.
 void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
                        const std::vector<TokenizedRequest>& requests) {
+  const auto spec = model::LoadSpec(*file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
   for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
     std::vector<std::vector<std::uint32_t>> alone;
-    for (const bool deferred : {false, true}) {
-      for (const worker::ParallelShape& shape : kShapes) {
-        SCOPED_TRACE(absl::StrCat(std::string(worker::RecipeName(recipe)), " tp", shape.tensor,
-                                  "pp", shape.pipeline, deferred ? ", deferred" : ""));
-        EngineRunner::Options options;
-        if (deferred) options.rank.make_backend = MakeDeferredBackends(kSeed, shape.pipeline + 1);
-        options.rank.recipe = recipe;
-        options.rank.shape = shape;
-        options.rank.kv_blocks = 64;
-        options.rank.poison_blocks = true;
-        EngineRunner runner(file, options);
-        if (alone.empty()) {
-          for (const TokenizedRequest& request : requests) {
-            alone.push_back(runner.Run({request}).front().Bits());
-          }
-        }
-        const std::vector<Answer> answers = runner.Run(requests);
+    {
+      EngineRunner runner(file, OptionsFor({.name = "alone", .shape = {1, 1}}, recipe));
+      for (const TokenizedRequest& request : requests) {
+        alone.push_back(runner.Run({request}).front().Bits());
+      }
+    }
+    for (const Way& way : Ways(*spec)) {
+      SCOPED_TRACE(absl::StrCat(std::string(worker::RecipeName(recipe)), ", ", way.name));
+      EngineRunner runner(file, OptionsFor(way, recipe));
+      std::uint64_t cached = 0, preempted = 0;
+      for (const std::uint64_t round : {1, 2}) {
+        std::vector<TokenizedRequest> batch(
+            requests.begin(), requests.begin() + static_cast<std::ptrdiff_t>(way.requests()));
+        for (TokenizedRequest& request : batch) request.id.incarnation = round;
+        const std::vector<Answer> answers = runner.Run(batch);
         for (std::size_t i = 0; i < answers.size(); ++i) {
           EXPECT_TRUE(answers[i].status.ok()) << answers[i].status;
-          EXPECT_EQ(answers[i].tokens.size(), 24u);
-          EXPECT_EQ(answers[i].Bits(), alone[i]) << "request " << i;
+          EXPECT_EQ(answers[i].tokens.size(), kOutputTokens);
+          EXPECT_EQ(answers[i].Bits(), alone[i]) << "request " << i << ", round " << round;
+          if (round == 2) cached += answers[i].usage.cached_tokens;
+          preempted += answers[i].usage.preemptions > 0 ? 1 : 0;
         }
       }
+      if (way.small_pool) {
+        EXPECT_GT(preempted, 0u);
+      } else {
+        EXPECT_GT(cached, 0u);
+      }
+      if (::testing::Test::HasFailure()) return;
     }
   }
 }
@@ -77,7 +150,7 @@ TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
   ExpectTheSameBits(tiny.file, Requests(tiny.ids));
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::Values("qwen3"),
+INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(kTinyCases),
                          [](const auto& info) { return std::string(info.param); });
 
 // A rank of two begins inside a super-block of 256: with one of two splits of 128 of the attention

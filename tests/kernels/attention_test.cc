@@ -14,6 +14,27 @@ FLOTILLA_FOR_EACH_ISA(AttentionTest);
 
 constexpr int kKvHeads = 2;
 
+// What models do besides: a window, a softcap, slopes (ALiBi), sinks.
+struct Variant {
+  int window = 0;
+  float softcap = 0;
+  bool slopes = false;
+  bool sinks = false;
+};
+constexpr float kSlopes[] = {0.5f, 0.25f, 0.03125f, 0.7f, 0.01f};
+constexpr float kSinks[] = {0.3f, -2.0f, 4.0f, 30.0f, 0.0f};
+constexpr Variant kVariants[] = {
+    {},
+    {.window = 1},
+    {.window = 20},
+    {.window = 64},
+    {.window = 300},
+    {.softcap = 2.0f},
+    {.slopes = true},
+    {.sinks = true},
+    {.window = 70, .softcap = 5.0f, .slopes = true, .sinks = true},
+};
+
 // One sequence in a cache whose every unused byte is NaN; its blocks are scattered.
 struct Cache {
   Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads)
@@ -52,7 +73,8 @@ struct Cache {
   }
 
   // Attention of query tokens [begin, end) in one call, [tokens, heads, dim].
-  std::vector<float> Attend(const Ops& ops, int kv_head, int begin, int end) const {
+  std::vector<float> Attend(const Ops& ops, int kv_head, int begin, int end,
+                            const Variant& variant = {}) const {
     std::vector<float> out(static_cast<size_t>(end - begin) * heads * dim);
     ops.paged_attention({.cache = view(),
                          .kv_head = kv_head,
@@ -61,6 +83,10 @@ struct Cache {
                          .q = q.data() + static_cast<int64_t>(begin) * heads * dim,
                          .q_stride = heads * dim,
                          .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                         .window = variant.window,
+                         .softcap = variant.softcap,
+                         .slopes = variant.slopes ? kSlopes : nullptr,
+                         .sinks = variant.sinks ? kSinks : nullptr,
                          .out = out.data(),
                          .out_stride = heads * dim},
                         0, end - begin);
@@ -93,12 +119,40 @@ TEST_P(AttentionTest, SameBitsAsReference) {
                                   format == KvFormat::kBf16 ? " bf16" : " fp32"));
         const Cache cache(ops(), format, dim, length, random, heads);
         const int begin = std::max(0, length - random.Int(1, 9));
-        const std::vector<float> out = cache.Attend(ops(), 1, begin, length);
-        ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length), out));
-        for (const float x : out) ASSERT_TRUE(std::isfinite(x));
+        for (const Variant& variant : kVariants) {
+          SCOPED_TRACE(absl::StrCat("variant ", &variant - kVariants));
+          const std::vector<float> out = cache.Attend(ops(), 1, begin, length, variant);
+          ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length, variant), out));
+          for (const float x : out) ASSERT_TRUE(std::isfinite(x));
+        }
       }
     }
   }
+}
+
+// The last token's attention of one head, in double precision.
+std::vector<double> InDouble(const Cache& cache, int head, const Variant& variant) {
+  const int length = cache.length, dim = cache.dim;
+  const float* q = &cache.q[((length - 1) * cache.heads + head) * dim];
+  const int first = variant.window > 0 ? std::max(0, length - variant.window) : 0;
+  std::vector<double> score(length);
+  double max = variant.sinks ? kSinks[head] : -1e300;
+  for (int j = first; j < length; ++j) {
+    for (int d = 0; d < dim; ++d) score[j] += double{q[d]} * cache.k[j * kKvHeads * dim + d];
+    score[j] /= std::sqrt(dim);
+    if (variant.softcap > 0) score[j] = variant.softcap * std::tanh(score[j] / variant.softcap);
+    if (variant.slopes) score[j] += double{kSlopes[head]} * (j - (length - 1));
+    max = std::max(max, score[j]);
+  }
+  double sum = variant.sinks ? std::exp(kSinks[head] - max) : 0;
+  std::vector<double> exact(dim);
+  for (int j = first; j < length; ++j) {
+    const double p = std::exp(score[j] - max);
+    sum += p;
+    for (int d = 0; d < dim; ++d) exact[d] += p * cache.v[j * kKvHeads * dim + d];
+  }
+  for (double& x : exact) x /= sum;
+  return exact;
 }
 
 TEST_P(AttentionTest, NearDoublePrecision) {
@@ -107,26 +161,26 @@ TEST_P(AttentionTest, NearDoublePrecision) {
   const int heads = 3;
   for (const int length : {1, 40, 300, 1000}) {
     const Cache cache(ops(), KvFormat::kF32, dim, length, random, heads);
-    const std::vector<float> out = cache.Attend(ops(), 0, length - 1, length);
-    for (int head = 0; head < heads; ++head) {
-      const float* q = &cache.q[((length - 1) * heads + head) * dim];
-      std::vector<double> score(length);
-      double max = -1e300;
-      for (int j = 0; j < length; ++j) {
-        for (int d = 0; d < dim; ++d) score[j] += double{q[d]} * cache.k[j * kKvHeads * dim + d];
-        score[j] /= 8.0;
-        max = std::max(max, score[j]);
+    for (const Variant& variant : kVariants) {
+      SCOPED_TRACE(absl::StrCat("length ", length, ", variant ", &variant - kVariants));
+      const std::vector<float> out = cache.Attend(ops(), 0, length - 1, length, variant);
+      for (int head = 0; head < heads; ++head) {
+        const std::vector<double> exact = InDouble(cache, head, variant);
+        for (int d = 0; d < dim; ++d) EXPECT_NEAR(out[head * dim + d], exact[d], 4e-6);
       }
-      double sum = 0;
-      std::vector<double> exact(dim);
-      for (int j = 0; j < length; ++j) {
-        const double p = std::exp(score[j] - max);
-        sum += p;
-        for (int d = 0; d < dim; ++d) exact[d] += p * cache.v[j * kKvHeads * dim + d];
-      }
-      for (int d = 0; d < dim; ++d) EXPECT_NEAR(out[head * dim + d], exact[d] / sum, 4e-6);
     }
   }
+}
+
+// Blocks before the window of all tokens may be gone.
+TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
+  testing::Random random(3);
+  Cache cache(ops(), KvFormat::kBf16, 64, 700, random, 2);
+  const Variant variant{.window = 100};
+  const std::vector<float> before = cache.Attend(ops(), 0, 680, 700, variant);
+  // Token 680 sees positions from 581 on.
+  for (int block = 0; block < 580 / kKvBlockTokens; ++block) cache.table[block] = INT32_MAX / 2;
+  EXPECT_TRUE(SameBits(before, cache.Attend(ops(), 0, 680, 700, variant)));
 }
 
 TEST_P(AttentionTest, ChunkingChangesNothing) {
@@ -135,15 +189,17 @@ TEST_P(AttentionTest, ChunkingChangesNothing) {
       testing::Random random(17 + heads);
       const int length = 530;
       const Cache cache(ops(), format, 64, length, random, heads);
-      const std::vector<float> whole = cache.Attend(ops(), 0, 0, length);
-      for (const int chunk : {1, 2, 7, 16, 64, 255}) {
-        std::vector<float> parts;
-        for (int begin = 0; begin < length; begin += chunk) {
-          const std::vector<float> part =
-              cache.Attend(ops(), 0, begin, std::min(begin + chunk, length));
-          parts.insert(parts.end(), part.begin(), part.end());
+      for (const Variant& variant : {kVariants[0], kVariants[2], kVariants[8]}) {
+        const std::vector<float> whole = cache.Attend(ops(), 0, 0, length, variant);
+        for (const int chunk : {1, 2, 7, 16, 64, 255}) {
+          std::vector<float> parts;
+          for (int begin = 0; begin < length; begin += chunk) {
+            const std::vector<float> part =
+                cache.Attend(ops(), 0, begin, std::min(begin + chunk, length), variant);
+            parts.insert(parts.end(), part.begin(), part.end());
+          }
+          ASSERT_TRUE(SameBits(whole, parts)) << "chunk " << chunk << " heads " << heads;
         }
-        ASSERT_TRUE(SameBits(whole, parts)) << "chunk " << chunk << " heads " << heads;
       }
     }
   }

@@ -50,6 +50,46 @@ TEST_P(RowsTest, RmsNorm) {
   }
 }
 
+TEST_P(RowsTest, LayerNorm) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    testing::Random random(seed);
+    const int rows = random.Int(1, 5);
+    const int n = seed == 1 ? 576 : random.Int(1, 700);
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " rows ", rows, " n ", n));
+    std::vector<float> x = random.Floats(rows * n, 8.0f);
+    for (float& value : x) value += 3;
+    const std::vector<float> weight = random.Floats(n), bias = random.Floats(n);
+    for (const bool biased : {true, false}) {
+      const auto run = [&](const Ops& op) {
+        std::vector<float> out(x.size());
+        op.layer_norm({.x = x.data(),
+                       .x_stride = n,
+                       .weight = weight.data(),
+                       .bias = biased ? bias.data() : nullptr,
+                       .n = n,
+                       .eps = 1e-5f,
+                       .out = out.data(),
+                       .out_stride = n},
+                      0, rows);
+        return out;
+      };
+      const std::vector<float> out = run(ops());
+      ASSERT_TRUE(SameBits(run(reference()), out));
+      for (int row = 0; row < rows; ++row) {
+        double sum = 0, squares = 0;
+        for (int i = 0; i < n; ++i) sum += x[row * n + i];
+        for (int i = 0; i < n; ++i) squares += std::pow(x[row * n + i] - sum / n, 2);
+        const double scale = 1.0 / std::sqrt(squares / n + 1e-5);
+        for (int i = 0; i < n; ++i) {
+          const double exact =
+              (x[row * n + i] - sum / n) * scale * weight[i] + (biased ? bias[i] : 0);
+          ASSERT_NEAR(out[row * n + i], exact, n == 1 ? 1e-3 : 2e-5);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(RowsTest, Rope) {
   for (const int dim : {16, 64, 80, 128}) {
     testing::Random random(dim);
@@ -64,6 +104,7 @@ TEST_P(RowsTest, Rope) {
       op.rope({.x = out.data(),
                .token_stride = stride,
                .heads = heads,
+               .head_stride = dim,
                .dim = dim,
                .positions = positions.data(),
                .table = table.data()},
@@ -83,37 +124,81 @@ TEST_P(RowsTest, Rope) {
   }
 }
 
-TEST_P(RowsTest, SiluMulAndAdd) {
-  for (const int n : {1, 15, 16, 17, 100, 1536}) {
-    testing::Random random(n);
-    const int rows = 3;
-    const std::vector<float> in = random.Floats(rows * 2 * n, 30.0f);  // gate and up side by side
-    const auto silu = [&](const Ops& op) {
-      std::vector<float> out(rows * n);
-      op.silu_mul({.gate = in.data(),
-                   .up = in.data() + n,
-                   .in_stride = 2 * n,
-                   .n = n,
-                   .out = out.data(),
-                   .out_stride = n},
-                  0, rows);
-      return out;
-    };
-    const std::vector<float> out = silu(ops());
-    ASSERT_TRUE(SameBits(silu(reference()), out)) << n;
-    for (int i = 0; i < n; ++i) {
-      const double gate = in[i];
-      const double exact = gate / (1 + std::exp(-gate)) * in[n + i];
-      ASSERT_NEAR(out[i], exact, std::fabs(exact) * 1e-6);
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
+                                       Activation::kRelu, Activation::kClippedSwiglu};
+
+double ActivatedExactly(Activation activation, double gate, double up) {
+  switch (activation) {
+    case Activation::kSilu:
+      return gate / (1 + std::exp(-gate)) * up;
+    case Activation::kGelu:
+      return gate / 2 * (1 + std::erf(gate / std::sqrt(2.0))) * up;
+    case Activation::kGeluTanh: {
+      const double inner = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+      return gate / 2 * (1 + std::tanh(inner)) * up;
     }
-    std::vector<float> sum = in;
-    ops().add(out.data(), sum.data(), n);
-    for (int i = 0; i < 2 * n; ++i) ASSERT_EQ(sum[i], i < n ? in[i] + out[i] : in[i]);
+    case Activation::kRelu:
+      return std::max(gate, 0.0) * up;
+    case Activation::kClippedSwiglu: {
+      const double g = std::min(gate, 7.0);
+      return g / (1 + std::exp(-1.702 * g)) * (std::clamp(up, -7.0, 7.0) + 1);
+    }
+  }
+  return 0;
+}
+
+TEST_P(RowsTest, ActivateAndAdd) {
+  for (const Activation activation : kActivations) {
+    for (const int n : {1, 15, 16, 17, 100, 1536}) {
+      SCOPED_TRACE(absl::StrCat("activation ", static_cast<int>(activation), ", n ", n));
+      testing::Random random(n);
+      const int rows = 3;
+      const std::vector<float> in = random.Floats(rows * 2 * n, 30.0f);  // gate and up side by side
+      const auto run = [&](const Ops& op, bool gated) {
+        std::vector<float> out(rows * n);
+        op.activate({.activation = activation,
+                     .gate = in.data(),
+                     .up = gated ? in.data() + n : nullptr,
+                     .in_stride = 2 * n,
+                     .n = n,
+                     .out = out.data(),
+                     .out_stride = n},
+                    0, rows);
+        return out;
+      };
+      for (const bool gated : {true, false}) {
+        if (!gated && activation == Activation::kClippedSwiglu) continue;
+        const std::vector<float> out = run(ops(), gated);
+        ASSERT_TRUE(SameBits(run(reference(), gated), out));
+        for (int i = 0; i < n; ++i) {
+          const double up = gated ? in[n + i] : 1.0;
+          const double exact = ActivatedExactly(activation, in[i], up);
+          // GELU by erf cancels for negative arguments, as it does in the reference.
+          ASSERT_NEAR(out[i], exact, std::fabs(exact) * 3e-6 + std::fabs(up) * 1e-6) << in[i];
+        }
+      }
+    }
+  }
+  testing::Random random(5);
+  const std::vector<float> x = random.Floats(37), y = random.Floats(40);
+  const auto run = [&](const Ops& op) {
+    std::vector<float> sum = y;
+    op.add(x.data(), sum.data(), 37);
+    op.add_scaled(x.data(), 0.3f, sum.data(), 37);
+    op.scale(sum.data(), 3.0f, 37);
+    op.softcap(sum.data(), 2.5f, 37);
+    return sum;
+  };
+  const std::vector<float> out = run(ops());
+  EXPECT_TRUE(SameBits(run(reference()), out));
+  for (int i = 0; i < 40; ++i) {
+    const double sum = (double{y[i]} + 1.3 * x[std::min(i, 36)]) * 3;
+    EXPECT_NEAR(out[i], i < 37 ? 2.5 * std::tanh(sum / 2.5) : y[i], 2e-6) << i;
   }
 }
 
-TEST_P(RowsTest, SiluOfExtremes) {
-  // Every magnitude of gate, both signs, and NaN; `up` is 1.
+TEST_P(RowsTest, ActivationsOfExtremes) {
+  // Every magnitude of gate, both signs; `up` is 1.
   std::vector<float> gate;
   for (int e = -149; e <= 127; ++e) {
     gate.push_back(std::ldexp(1.3f, e));
@@ -123,18 +208,51 @@ TEST_P(RowsTest, SiluOfExtremes) {
     gate.push_back(x);
   }
   const std::vector<float> up(gate.size(), 1.0f);
-  const auto run = [&](const Ops& op) {
-    std::vector<float> out(gate.size());
-    op.silu_mul({.gate = gate.data(),
-                 .up = up.data(),
-                 .n = static_cast<int>(gate.size()),
-                 .out = out.data()},
-                0, 1);
-    return out;
+  for (const Activation activation : kActivations) {
+    const auto run = [&](const Ops& op) {
+      std::vector<float> out(gate.size());
+      op.activate({.activation = activation,
+                   .gate = gate.data(),
+                   .up = up.data(),
+                   .n = static_cast<int>(gate.size()),
+                   .out = out.data()},
+                  0, 1);
+      return out;
+    };
+    const std::vector<float> out = run(ops());
+    EXPECT_TRUE(SameBits(run(reference()), out)) << static_cast<int>(activation);
+    for (const float x : out) EXPECT_FALSE(std::isnan(x)) << static_cast<int>(activation);
+  }
+}
+
+TEST_P(RowsTest, ANanStaysOne) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), one = 1.0f;
+  for (const Activation activation : kActivations) {
+    float out = 0;
+    ops().activate({.activation = activation, .gate = &nan, .up = &one, .n = 1, .out = &out}, 0, 1);
+    EXPECT_TRUE(std::isnan(out)) << static_cast<int>(activation);
+  }
+  float capped = nan;
+  ops().softcap(&capped, 30.0f, 1);
+  EXPECT_TRUE(std::isnan(capped));
+}
+
+TEST(ScalarMathTest, TanhAndErfWithinThreeUlp) {
+  const auto near = [](float got, double exact, float x) {
+    const float rounded = std::fabs(static_cast<float>(exact));
+    const double ulp = double{std::nextafter(rounded, 2.0f)} - double{rounded};
+    ASSERT_LE(std::fabs(got - exact), 3 * ulp) << x;
   };
-  const std::vector<float> out = run(ops());
-  EXPECT_TRUE(SameBits(run(reference()), out));
-  for (const float x : out) EXPECT_FALSE(std::isnan(x));
+  for (float x = -11.0f; x <= 11.0f; x += 0.000137f) {
+    near(Tanh(x), std::tanh(double{x}), x);
+    near(Erf(x), std::erf(double{x}), x);
+  }
+  for (const auto f : {Tanh, Erf}) {
+    EXPECT_EQ(f(kInf), 1.0f);
+    EXPECT_EQ(f(-kInf), -1.0f);
+    EXPECT_EQ(f(0.0f), 0.0f);
+    EXPECT_TRUE(std::isnan(f(std::numeric_limits<float>::quiet_NaN())));
+  }
 }
 
 TEST(ScalarMathTest, ExpWithinTwoUlp) {

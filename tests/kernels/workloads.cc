@@ -168,15 +168,16 @@ std::vector<Workload> RowWorkloads() {
                  static constexpr int32_t kPosition = 77;
                  ops.rope({.x = x,
                            .heads = 9,
+                           .head_stride = kHeadDim,
                            .dim = kHeadDim,
                            .positions = &kPosition,
                            .table = table.data()},
                           0, 1);
                }),
-      OnFloats("silu_mul/1536", 1536, 14,
+      OnFloats("silu/1536", 1536, 14,
                [](const Ops& ops, float* x) {
                  static std::vector<float> out(1536);
-                 ops.silu_mul({.gate = x, .up = x + 1536, .n = 1536, .out = out.data()}, 0, 1);
+                 ops.activate({.gate = x, .up = x + 1536, .n = 1536, .out = out.data()}, 0, 1);
                }),
       OnFloats("add/576", kHidden, 1,
                [](const Ops& ops, float* x) { ops.add(x, x + kHidden, kHidden); }),

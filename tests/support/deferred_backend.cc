@@ -23,6 +23,7 @@
 #include "kernels/scalar_math.h"
 #include "model/ggml_type.h"
 #include "model/tensor_table.h"
+#include "worker/core/split_layout.h"
 
 namespace flotilla::testing {
 namespace {
@@ -33,6 +34,7 @@ using worker::BufferHandle;
 using worker::EmbeddingHandle;
 using worker::HeadHandle;
 using worker::MatrixHandle;
+using worker::NormOp;
 using worker::ProjectionHandle;
 using worker::RopeHandle;
 using worker::RowPartial;
@@ -81,12 +83,11 @@ struct Operand {
 // Weights of one product with the reference kernels.
 class Weights {
  public:
-  // The outputs are the rows of the parts. The inputs begin at `first_k` of a row and are cut into
-  // splits; without `split_ends` they are the whole row, in one. INVALID_ARGUMENT: the sizes do not
-  // fit; RESOURCE_EXHAUSTED: there is not enough memory.
+  // The outputs are those of the parts. A row of inputs has the places one after the other, each a
+  // split; without places it is the whole row, in one. INVALID_ARGUMENT: the sizes do not fit;
+  // RESOURCE_EXHAUSTED: there is not enough memory.
   static absl::StatusOr<Weights> Create(std::vector<worker::MatrixPart> parts,
-                                        std::int64_t first_k = 0,
-                                        const std::vector<std::int32_t>& split_ends = {});
+                                        std::vector<worker::SplitPlace> places = {});
   // Reads them from the file.
   absl::Status Load();
 
@@ -99,44 +100,57 @@ class Weights {
   std::int64_t bytes() const { return matrix_.bytes(); }
 
  private:
-  absl::Status LoadRow(const model::Tensor& tensor, std::int64_t row, std::int64_t column);
+  absl::Status LoadRow(const worker::MatrixPart& part, std::int64_t row, std::int64_t column);
 
   std::vector<worker::MatrixPart> parts_;
-  std::int64_t first_k_ = 0;
+  std::vector<worker::SplitPlace> places_;
   kernels::PackedMatrix matrix_;
 };
 
-absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts, std::int64_t first_k,
-                                        const std::vector<std::int32_t>& split_ends) {
+std::int64_t InputsOf(const worker::MatrixPart& part) {
+  return static_cast<std::int64_t>(part.tensor->dims[part.transposed ? 1 : 0]);
+}
+
+// Whether all rows of the part are in the tensor.
+bool HasRows(const worker::MatrixPart& part) {
+  const auto rows = static_cast<std::int64_t>(part.tensor->dims[part.transposed ? 0 : 1]);
+  for (std::int64_t row = part.rows.begin; row < part.rows.end; ++row) {
+    if (part.map.At(row) < 0 || part.map.At(row) >= rows) return false;
+  }
+  return part.rows.begin <= part.rows.end && part.count() >= part.rows.size();
+}
+
+absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
+                                        std::vector<worker::SplitPlace> places) {
   if (parts.empty()) return Misfit("a matrix has no parts");
-  const auto row_size = static_cast<std::int64_t>(parts.front().tensor->dims[0]);
-  const std::int64_t k = split_ends.empty() ? row_size : split_ends.back();
+  const std::int64_t inputs = InputsOf(parts.front());
+  if (places.empty()) {
+    const auto end = static_cast<std::int32_t>(inputs);
+    places.push_back({.begin = 0, .end = end, .at = 0, .width = end});
+  }
   WeightEncoding encoding = model::EncodingOf(parts.front().tensor->type);
   std::int64_t columns = 0;
   for (const worker::MatrixPart& part : parts) {
     const auto name = std::string(part.tensor->name);
-    if (part.tensor->dims[0] != parts.front().tensor->dims[0]) {
+    if (InputsOf(part) != inputs) {
       return Misfit(absl::StrCat("the rows of ", name, " are not as long as those beside it"));
     }
-    if (part.rows.begin > part.rows.end || part.rows.end > part.tensor->dims[1]) {
-      return Misfit(absl::StrCat(name, " has only ", part.tensor->dims[1], " rows"));
-    }
-    const std::int64_t head = std::max(part.pairs_of, 1);
-    if (part.rows.begin % head != 0 || part.rows.size() % head != 0) {
-      return Misfit(absl::StrCat("the rows of ", name, " are not whole heads"));
-    }
+    if (!HasRows(part)) return Misfit(absl::StrCat(name, " has not all the rows"));
     // Parts of several encodings become fp32.
     if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
-    columns += part.rows.size();
+    columns += part.count();
   }
-  if (first_k < 0 || first_k % kernels::kBlockK != 0 || first_k + k > row_size) {
-    return Misfit(absl::StrCat("inputs ", first_k, " + ", k, " of a row of ", row_size));
+  std::vector<std::int32_t> ends;
+  for (worker::SplitPlace& place : places) {
+    if (place.end > inputs) return Misfit(absl::StrCat("inputs to ", place.end, " of ", inputs));
+    place.at = ends.empty() ? 0 : ends.back();
+    ends.push_back(place.at + place.width);
   }
-  auto matrix = kernels::PackedMatrix::Create(encoding, columns, k, split_ends);
+  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends);
   if (!matrix.ok()) return matrix.status();
   Weights weights;
   weights.parts_ = std::move(parts);
-  weights.first_k_ = first_k;
+  weights.places_ = std::move(places);
   weights.matrix_ = *std::move(matrix);
   return weights;
 }
@@ -144,28 +158,31 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts, s
 absl::Status Weights::Load() {
   std::int64_t column = 0;
   for (const worker::MatrixPart& part : parts_) {
-    for (std::uint32_t row = part.rows.begin; row < part.rows.end; ++row, ++column) {
-      const absl::Status loaded =
-          LoadRow(*part.tensor, model::IndexInFile(row, part.pairs_of), column);
+    for (std::uint32_t row = 0; row < part.rows.size(); ++row) {
+      const absl::Status loaded = LoadRow(part, part.map.At(part.rows.begin + row), column + row);
       if (loaded.ok()) continue;
       return absl::Status(loaded.code(),
                           absl::StrCat(std::string(part.tensor->name), ": ", loaded.message()));
     }
+    column += part.count();
   }
   parts_.clear();
   return absl::OkStatus();
 }
 
-absl::Status Weights::LoadRow(const model::Tensor& tensor, std::int64_t row, std::int64_t column) {
+absl::Status Weights::LoadRow(const worker::MatrixPart& part, std::int64_t row,
+                              std::int64_t column) {
+  const auto read = part.transposed ? model::ReadTransposedPanel : model::ReadPanel;
   const auto panel = std::make_unique<WeightPanel>();
-  std::int64_t count;
-  for (std::int64_t k = 0; k < matrix_.k(); k += count) {
-    const std::int64_t first = first_k_ + k;
-    count = std::min(kPanelWindow - first % kPanelWindow, matrix_.k() - k);
-    absl::Status status =
-        model::ReadPanel(tensor, {&row, 1}, first, first + count, matrix_.encoding(), *panel);
-    if (status.ok()) status = matrix_.PackPanel(*panel, column, k);
-    if (!status.ok()) return status;
+  for (const worker::SplitPlace& place : places_) {
+    const std::int64_t end = std::min<std::int64_t>(place.first() + place.width, InputsOf(part));
+    std::int64_t next;
+    for (std::int64_t first = place.first(); first < end; first = next) {
+      next = std::min(first / kPanelWindow * kPanelWindow + kPanelWindow, end);
+      absl::Status status = read(*part.tensor, {&row, 1}, first, next, matrix_.encoding(), *panel);
+      if (status.ok()) status = matrix_.PackPanel(*panel, column, place.at + first - place.first());
+      if (!status.ok()) return status;
+    }
   }
   return absl::OkStatus();
 }
@@ -229,8 +246,14 @@ struct SubtreeProduct {
   Weights weights;
 };
 
+struct Matrix {
+  Weights weights;
+  std::vector<float> bias;  // may be empty
+};
+
 struct Projection {
   std::int64_t inputs = 0;   // of this rank
+  std::vector<float> bias;   // may be empty
   std::int64_t columns = 0;  // outputs
   std::vector<SubtreeProduct> products;
   worker::SumTree tree;  // over the products of all ranks
@@ -241,6 +264,8 @@ struct HeadWeights {
   std::int64_t vocabulary = 0;
   worker::VocabularyShard shard;
   std::optional<Weights> weights;  // none: the shard is empty
+  std::vector<float> bias;         // may be empty
+  float factor = 1, softcap = 0;
 
   std::int64_t tokens() const { return weights.has_value() ? weights->columns() : 0; }
 };
@@ -370,13 +395,15 @@ class DeferredBackend::Device {
   VectorHandle AddVector(std::vector<float> values) {
     return Keep<VectorHandle>(vectors_, std::move(values));
   }
-  RopeHandle AddRope(absl::Span<const float> frequencies) {
-    return Keep<RopeHandle>(ropes_, kernels::RopeTable(options_.max_positions, frequencies));
+  RopeHandle AddRope(const model::RopeSpec& rope) {
+    return Keep<RopeHandle>(
+        ropes_, kernels::RopeTable(options_.max_positions, rope.frequencies, rope.magnitude));
   }
-  EmbeddingHandle AddEmbedding(const model::Tensor& table) {
-    return Keep<EmbeddingHandle>(embeddings_, model::Tensor(table));
+  EmbeddingHandle AddEmbedding(const worker::EmbeddingSource& source) {
+    return Keep<EmbeddingHandle>(embeddings_, worker::EmbeddingSource(source));
   }
-  absl::StatusOr<MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts);
+  absl::StatusOr<MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts,
+                                         std::vector<float> bias);
   absl::StatusOr<ProjectionHandle> AddProjection(const worker::ProjectionSource& source);
   absl::StatusOr<HeadHandle> AddHead(const worker::HeadSource& source);
   absl::Status Load();
@@ -389,10 +416,15 @@ class DeferredBackend::Device {
   bool Has(MatrixHandle handle) const { return matrices_.contains(handle.index()); }
   bool Has(ProjectionHandle handle) const { return projections_.contains(handle.index()); }
   bool Has(HeadHandle handle) const { return heads_.contains(handle.index()); }
+  bool Has(const worker::NormOp& norm) const {
+    return Has(norm.weight) && (!norm.bias.valid() || Has(norm.bias));
+  }
   bool Has(const AttentionOp& attention) const {
-    const bool norms = attention.query_norm.valid() || attention.key_norm.valid();
-    return Has(attention.rope) &&
-           (!norms || (Has(attention.query_norm) && Has(attention.key_norm)));
+    const auto absent_or_there = [&](auto handle) { return !handle.valid() || Has(handle); };
+    return absent_or_there(attention.rope) && absent_or_there(attention.slopes) &&
+           absent_or_there(attention.sinks) &&
+           (attention.head_norms == model::HeadNorms::kNone ||
+            (Has(attention.query_norm) && Has(attention.key_norm)));
   }
 
   std::int64_t weight_bytes() const;
@@ -405,14 +437,19 @@ class DeferredBackend::Device {
   absl::Status Embed(EmbeddingHandle table, BufferHandle out);
   absl::Status ReceiveResidual(BufferHandle x);
   absl::Status SendResidual(BufferHandle x);
-  absl::Status Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
-                    BufferHandle out);
+  absl::Status NormInPlace(BufferHandle x, const NormOp& norm);
+  absl::Status NormFor(BufferHandle x, const std::optional<NormOp>& norm, MatrixHandle next,
+                       BufferHandle out);
   absl::Status Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out);
-  absl::Status GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out);
-  absl::Status AddProjection(BufferHandle x, ProjectionHandle projection, BufferHandle residual);
+  absl::Status GateUp(BufferHandle x, MatrixHandle gate_up, const worker::FfnOp& ffn,
+                      BufferHandle out);
+  // Adds to `out`, or not.
+  absl::Status RunProjection(BufferHandle x, ProjectionHandle projection, bool accumulate,
+                             BufferHandle out);
+  absl::Status AddScaled(BufferHandle x, float factor, BufferHandle residual);
   absl::Status RopeAndStore(const AttentionOp& attention, BufferHandle qkv);
   absl::Status Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out);
-  absl::Status Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head);
+  absl::Status Head(BufferHandle x, const NormOp& norm, HeadHandle head);
 
  private:
   // What Norm leaves to the product that follows.
@@ -443,12 +480,20 @@ class DeferredBackend::Device {
   std::size_t PlaneOf(const AttentionOp& attention, int kv_head) const {
     return static_cast<std::size_t>(attention.layer * kv_shape_.kv_heads + kv_head);
   }
-  std::vector<float> Normed(const float* x, const std::vector<float>& weight, float eps) const;
+  // The n floats from x on, normed with the weights from `first_weight` on.
+  std::vector<float> Normed(const NormOp& norm, const float* x, std::int64_t n,
+                            std::int64_t first_weight = 0) const;
+  std::int64_t SizeOf(const NormOp& norm) const {
+    return static_cast<std::int64_t>(vectors_.at(norm.weight.index()).size());
+  }
+  const float* DataOf(VectorHandle handle) const {
+    return handle.valid() ? vectors_.at(handle.index()).data() : nullptr;
+  }
   absl::StatusOr<std::vector<Operand>> TakeForm(BufferHandle x, MatrixHandle matrix);
-  // residual += the sum of all ranks' parts, [places][rows][columns] each.
-  void AddParts(const Projection& projection, absl::Span<const float* const> parts,
-                Buffer& residual) const;
-  void NormHeads(const AttentionOp& attention, float* heads, int count, VectorHandle weight) const;
+  // out = the sum of all ranks' parts, [places][rows][columns] each, or += it.
+  void AddParts(const Projection& projection, absl::Span<const float* const> parts, bool accumulate,
+                Buffer& out) const;
+  void NormHeads(const AttentionOp& attention, float* heads, int count, const NormOp& norm) const;
   void WriteKv(std::uint32_t block, std::size_t plane, int slot, const float* k, const float* v);
   std::vector<Line> GatherKv(const std::int32_t* table, int count, std::size_t plane) const;
   // Fills this rank's columns of the tile that begins with request `first`. Returns the tile, which
@@ -463,8 +508,8 @@ class DeferredBackend::Device {
   ByHandle<Buffer> buffers_;
   ByHandle<std::vector<float>> vectors_;
   ByHandle<kernels::RopeTable> ropes_;
-  ByHandle<model::Tensor> embeddings_;
-  ByHandle<Weights> matrices_;
+  ByHandle<worker::EmbeddingSource> embeddings_;
+  ByHandle<Matrix> matrices_;
   ByHandle<Projection> projections_;
   ByHandle<HeadWeights> heads_;
 
@@ -480,10 +525,14 @@ class DeferredBackend::Device {
 // ---- Loading.
 
 absl::StatusOr<MatrixHandle> DeferredBackend::Device::AddMatrix(
-    std::vector<worker::MatrixPart> parts) {
+    std::vector<worker::MatrixPart> parts, std::vector<float> bias) {
   auto weights = Weights::Create(std::move(parts));
   if (!weights.ok()) return weights.status();
-  return Keep<MatrixHandle>(matrices_, *std::move(weights));
+  if (!bias.empty() && static_cast<std::int64_t>(bias.size()) != weights->columns()) {
+    return Misfit("the bias of a matrix");
+  }
+  return Keep<MatrixHandle>(matrices_,
+                            Matrix{.weights = *std::move(weights), .bias = std::move(bias)});
 }
 
 absl::StatusOr<ProjectionHandle> DeferredBackend::Device::AddProjection(
@@ -492,25 +541,25 @@ absl::StatusOr<ProjectionHandle> DeferredBackend::Device::AddProjection(
   if (source.splits.size() != options_.tensor_ranks) return Misfit("splits are not those of ranks");
   const worker::IndexRange own = source.splits[options_.tensor_rank];
   if (own.begin >= own.end || own.end > all) return Misfit("this rank has no splits");
-  const auto begin_of = [&](std::uint32_t split) {
-    return split == 0 ? 0 : source.split_ends[split - 1];
-  };
+  const std::vector<worker::SplitPlace> places = worker::PlaceSplits(source.split_ends);
+  const std::int32_t own_at = places[own.begin].at;
   Projection projection;
-  projection.inputs = begin_of(own.end) - begin_of(own.begin);
-  projection.columns = static_cast<std::int64_t>(source.tensor->dims[1]);
+  projection.inputs = places[own.end - 1].at + places[own.end - 1].width - own_at;
+  projection.columns = static_cast<std::int64_t>(source.tensor->dims[source.transposed ? 0 : 1]);
+  projection.bias = source.bias;
   projection.tree = worker::MakeSumTree(source.splits, all);
+  if (!source.bias.empty() && static_cast<std::int64_t>(source.bias.size()) != projection.columns) {
+    return Misfit("the bias of a projection");
+  }
   for (const worker::IndexRange& subtree : worker::SubtreesOf(own, all)) {
-    const std::int32_t first = begin_of(subtree.begin);
-    std::vector<std::int32_t> ends;
-    for (std::uint32_t split = subtree.begin; split < subtree.end; ++split) {
-      ends.push_back(source.split_ends[split] - first);
-    }
-    auto weights = Weights::Create(
-        {{.tensor = source.tensor, .rows = {0, static_cast<std::uint32_t>(projection.columns)}}},
-        first, ends);
+    auto weights = Weights::Create({{.tensor = source.tensor,
+                                     .rows = {0, static_cast<std::uint32_t>(projection.columns)},
+                                     .map = {},
+                                     .transposed = source.transposed}},
+                                   {places.begin() + subtree.begin, places.begin() + subtree.end});
     if (!weights.ok()) return weights.status();
     projection.products.push_back(
-        {.first_k = first - begin_of(own.begin), .weights = *std::move(weights)});
+        {.first_k = places[subtree.begin].at - own_at, .weights = *std::move(weights)});
   }
   return Keep<ProjectionHandle>(projections_, std::move(projection));
 }
@@ -519,7 +568,10 @@ absl::StatusOr<HeadHandle> DeferredBackend::Device::AddHead(const worker::HeadSo
   HeadWeights head{.hidden = static_cast<std::int64_t>(source.part.tensor->dims[0]),
                    .vocabulary = source.vocabulary,
                    .shard = source.shard,
-                   .weights = std::nullopt};
+                   .weights = std::nullopt,
+                   .bias = source.bias,
+                   .factor = source.factor,
+                   .softcap = source.softcap};
   if (source.part.rows.size() > 0) {
     auto weights = Weights::Create({source.part});
     if (!weights.ok()) return weights.status();
@@ -536,7 +588,7 @@ absl::StatusOr<HeadHandle> DeferredBackend::Device::AddHead(const worker::HeadSo
 
 absl::Status DeferredBackend::Device::Load() {
   absl::Status status;
-  for (auto& [handle, weights] : matrices_) status.Update(weights.Load());
+  for (auto& [handle, matrix] : matrices_) status.Update(matrix.weights.Load());
   for (auto& [handle, projection] : projections_) {
     for (SubtreeProduct& product : projection.products) status.Update(product.weights.Load());
   }
@@ -557,7 +609,7 @@ absl::Status DeferredBackend::Device::CreateKv(const worker::KvShape& shape, std
 
 std::int64_t DeferredBackend::Device::weight_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& [handle, weights] : matrices_) bytes += weights.bytes();
+  for (const auto& [handle, matrix] : matrices_) bytes += matrix.weights.bytes();
   for (const auto& [handle, projection] : projections_) {
     for (const SubtreeProduct& product : projection.products) bytes += product.weights.bytes();
   }
@@ -679,14 +731,25 @@ absl::Status DeferredBackend::Device::MakeCopy(const BackgroundCopy& copy) {
 }
 
 absl::Status DeferredBackend::Device::Embed(EmbeddingHandle table_handle, BufferHandle out_handle) {
-  const model::Tensor& table = embeddings_.at(table_handle.index());
+  const worker::EmbeddingSource& source = embeddings_.at(table_handle.index());
   Buffer& out = buffers_.at(out_handle.index());
-  if (static_cast<std::int64_t>(table.dims[0]) != out.width) return Misfit("token vectors");
+  const auto fits = [&](const model::Tensor* table, std::int64_t row) {
+    return row >= 0 && static_cast<std::uint64_t>(row) < table->dims[1] &&
+           static_cast<std::int64_t>(table->dims[0]) == out.width;
+  };
   out.Poison();
   for (std::size_t row = 0; row < rows(); ++row) {
     const TokenId token = inputs().tokens[row].id;
-    if (token < 0 || static_cast<std::uint64_t>(token) >= table.dims[1]) return Misfit("a token");
-    if (absl::Status s = DecodeRow(table, token, out.rows[row].data()); !s.ok()) return s;
+    if (!fits(source.table, token)) return Misfit("token vectors");
+    float* const to = out.rows[row].data();
+    if (absl::Status s = DecodeRow(*source.table, token, to); !s.ok()) return s;
+    if (source.factor != 1) Reference().scale(to, source.factor, out.width);
+    if (source.positions == nullptr) continue;
+    const std::int64_t position = std::int64_t{inputs().positions[row]} + source.position_offset;
+    if (!fits(source.positions, position)) return Misfit("vectors of positions");
+    std::vector<float> vector(static_cast<std::size_t>(out.width));
+    if (absl::Status s = DecodeRow(*source.positions, position, vector.data()); !s.ok()) return s;
+    Reference().add(vector.data(), to, out.width);
   }
   return absl::OkStatus();
 }
@@ -714,31 +777,57 @@ absl::Status DeferredBackend::Device::SendResidual(BufferHandle handle) {
   return absl::OkStatus();
 }
 
-std::vector<float> DeferredBackend::Device::Normed(const float* x, const std::vector<float>& weight,
-                                                   float eps) const {
-  const auto n = static_cast<std::int64_t>(weight.size());
-  std::vector<float> out(weight.size(), kNaN);
-  Reference().rms_norm({.x = x,
-                        .x_stride = n,
-                        .weight = weight.data(),
-                        .n = static_cast<int>(n),
-                        .eps = eps,
-                        .out = out.data(),
-                        .out_stride = n},
-                       0, 1);
+std::vector<float> DeferredBackend::Device::Normed(const NormOp& norm, const float* x,
+                                                   std::int64_t n,
+                                                   std::int64_t first_weight) const {
+  std::vector<float> out(static_cast<std::size_t>(n), kNaN);
+  const float* const weight = DataOf(norm.weight) + first_weight;
+  if (norm.spec.kind == model::NormKind::kRms) {
+    Reference().rms_norm({.x = x,
+                          .x_stride = n,
+                          .weight = weight,
+                          .n = static_cast<int>(n),
+                          .eps = norm.spec.eps,
+                          .out = out.data(),
+                          .out_stride = n},
+                         0, 1);
+  } else {
+    Reference().layer_norm({.x = x,
+                            .x_stride = n,
+                            .weight = weight,
+                            .bias = DataOf(norm.bias),
+                            .n = static_cast<int>(n),
+                            .eps = norm.spec.eps,
+                            .out = out.data(),
+                            .out_stride = n},
+                           0, 1);
+  }
   return out;
 }
 
-absl::Status DeferredBackend::Device::Norm(BufferHandle x_handle, VectorHandle weight_handle,
-                                           float eps, MatrixHandle next, BufferHandle out) {
+absl::Status DeferredBackend::Device::NormInPlace(BufferHandle handle, const NormOp& norm) {
+  Buffer& x = buffers_.at(handle.index());
+  if (x.width != SizeOf(norm)) return Misfit("NormInPlace");
+  for (std::vector<float>& row : x.rows) {
+    const std::vector<float> normed = Normed(norm, row.data(), x.width);
+    std::copy(normed.begin(), normed.end(), row.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::NormFor(BufferHandle x_handle,
+                                              const std::optional<NormOp>& norm, MatrixHandle next,
+                                              BufferHandle out) {
   const Buffer& x = buffers_.at(x_handle.index());
-  const std::vector<float>& weight = vectors_.at(weight_handle.index());
-  const Weights& matrix = matrices_.at(next.index());
-  const auto n = static_cast<std::int64_t>(weight.size());
-  if (x.width != n || matrix.k() != n || buffers_.at(out.index()).width < n) return Misfit("Norm");
+  const Weights& matrix = matrices_.at(next.index()).weights;
+  if ((norm.has_value() && x.width != SizeOf(*norm)) || matrix.k() != x.width ||
+      buffers_.at(out.index()).width < x.width) {
+    return Misfit("Norm");
+  }
   form_ = {.buffer = out, .matrix = next, .rows = {}};
   for (const std::vector<float>& row : x.rows) {
-    form_.rows.push_back(matrix.OperandOf(options_.recipe, Normed(row.data(), weight, eps).data()));
+    const std::vector<float> normed = norm.has_value() ? Normed(*norm, row.data(), x.width) : row;
+    form_.rows.push_back(matrix.OperandOf(options_.recipe, normed.data()));
   }
   buffers_.at(out.index()).Poison();
   return absl::OkStatus();
@@ -753,35 +842,42 @@ absl::StatusOr<std::vector<Operand>> DeferredBackend::Device::TakeForm(BufferHan
   return std::move(form.rows);
 }
 
-absl::Status DeferredBackend::Device::Multiply(BufferHandle x, MatrixHandle matrix,
+absl::Status DeferredBackend::Device::Multiply(BufferHandle x, MatrixHandle handle,
                                                BufferHandle out_handle) {
-  const Weights& weights = matrices_.at(matrix.index());
+  const Matrix& matrix = matrices_.at(handle.index());
+  const std::int64_t columns = matrix.weights.columns();
   Buffer& out = buffers_.at(out_handle.index());
-  if (out.width < weights.columns()) return Misfit("Multiply");
-  auto operands = TakeForm(x, matrix);
+  if (out.width < columns) return Misfit("Multiply");
+  auto operands = TakeForm(x, handle);
   if (!operands.ok()) return operands.status();
   out.Poison();
   for (std::size_t row = 0; row < rows(); ++row) {
-    weights.Multiply((*operands)[row], out.rows[row].data());
+    matrix.weights.Multiply((*operands)[row], out.rows[row].data());
+    if (!matrix.bias.empty()) {
+      Reference().add(matrix.bias.data(), out.rows[row].data(), columns);
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status DeferredBackend::Device::GateUp(BufferHandle x, MatrixHandle matrix,
-                                             BufferHandle out_handle) {
-  const Weights& weights = matrices_.at(matrix.index());
+absl::Status DeferredBackend::Device::GateUp(BufferHandle x, MatrixHandle handle,
+                                             const worker::FfnOp& ffn, BufferHandle out_handle) {
+  const Matrix& matrix = matrices_.at(handle.index());
+  const std::int64_t columns = matrix.weights.columns();
   Buffer& out = buffers_.at(out_handle.index());
-  if (out.width < weights.columns() || weights.columns() % 2 != 0) return Misfit("GateUp");
-  auto operands = TakeForm(x, matrix);
+  if (out.width < columns || (ffn.gated && columns % 2 != 0)) return Misfit("GateUp");
+  auto operands = TakeForm(x, handle);
   if (!operands.ok()) return operands.status();
   out.Poison();
-  const std::int64_t width = weights.columns() / 2;
-  std::vector<float> gate_up(static_cast<std::size_t>(2 * width));
+  const std::int64_t width = ffn.gated ? columns / 2 : columns;
+  std::vector<float> gate_up(static_cast<std::size_t>(columns));
   for (std::size_t row = 0; row < rows(); ++row) {
-    weights.Multiply((*operands)[row], gate_up.data());
-    Reference().silu_mul({.gate = gate_up.data(),
-                          .up = gate_up.data() + width,
-                          .in_stride = 2 * width,
+    matrix.weights.Multiply((*operands)[row], gate_up.data());
+    if (!matrix.bias.empty()) Reference().add(matrix.bias.data(), gate_up.data(), columns);
+    Reference().activate({.activation = ffn.activation,
+                          .gate = gate_up.data(),
+                          .up = ffn.gated ? gate_up.data() + width : nullptr,
+                          .in_stride = columns,
                           .n = static_cast<int>(width),
                           .out = out.rows[row].data(),
                           .out_stride = width},
@@ -790,13 +886,13 @@ absl::Status DeferredBackend::Device::GateUp(BufferHandle x, MatrixHandle matrix
   return absl::OkStatus();
 }
 
-absl::Status DeferredBackend::Device::AddProjection(BufferHandle x_handle, ProjectionHandle handle,
-                                                    BufferHandle residual_handle) {
+absl::Status DeferredBackend::Device::RunProjection(BufferHandle x_handle, ProjectionHandle handle,
+                                                    bool accumulate, BufferHandle out_handle) {
   const Buffer& x = buffers_.at(x_handle.index());
   const Projection& projection = projections_.at(handle.index());
-  Buffer& residual = buffers_.at(residual_handle.index());
+  Buffer& out = buffers_.at(out_handle.index());
   const std::int64_t columns = projection.columns;
-  if (x.width < projection.inputs || residual.width != columns) return Misfit("AddProjection");
+  if (x.width < projection.inputs || out.width != columns) return Misfit("AddProjection");
   form_ = {};
   const auto part = static_cast<std::size_t>(columns) * rows();
   std::vector<float> sums(projection.products.size() * part, kNaN);
@@ -810,19 +906,19 @@ absl::Status DeferredBackend::Device::AddProjection(BufferHandle x_handle, Proje
   }
   if (alone()) {
     const float* own = sums.data();
-    AddParts(projection, absl::MakeConstSpan(&own, 1), residual);
+    AddParts(projection, absl::MakeConstSpan(&own, 1), accumulate, out);
     return absl::OkStatus();
   }
   if (options_.exchange == nullptr) return Misfit("a rank of several without an exchange");
   std::copy(sums.begin(), sums.end(), options_.exchange->Partials());
   AddParts(projection, options_.exchange->SharePartials(static_cast<std::int64_t>(sums.size())),
-           residual);
+           accumulate, out);
   return absl::OkStatus();
 }
 
 void DeferredBackend::Device::AddParts(const Projection& projection,
-                                       absl::Span<const float* const> parts,
-                                       Buffer& residual) const {
+                                       absl::Span<const float* const> parts, bool accumulate,
+                                       Buffer& out) const {
   const auto columns = static_cast<std::size_t>(projection.columns);
   std::vector<std::vector<float>> registers(projection.tree.program.depth);
   for (std::size_t row = 0; row < rows(); ++row) {
@@ -836,31 +932,57 @@ void DeferredBackend::Device::AddParts(const Projection& projection,
                         projection.columns);
       }
     }
-    Reference().add(registers[0].data(), residual.rows[row].data(), projection.columns);
+    float* const to = out.rows[row].data();
+    if (accumulate) {
+      Reference().add(registers[0].data(), to, projection.columns);
+    } else {
+      std::copy(registers[0].begin(), registers[0].end(), to);
+    }
+    if (!projection.bias.empty()) {
+      Reference().add(projection.bias.data(), to, projection.columns);
+    }
   }
+}
+
+absl::Status DeferredBackend::Device::AddScaled(BufferHandle x_handle, float factor,
+                                                BufferHandle residual_handle) {
+  const Buffer& x = buffers_.at(x_handle.index());
+  Buffer& residual = buffers_.at(residual_handle.index());
+  if (x.width != residual.width) return Misfit("AddScaled");
+  for (std::size_t row = 0; row < rows(); ++row) {
+    Reference().add_scaled(x.rows[row].data(), factor, residual.rows[row].data(), x.width);
+  }
+  return absl::OkStatus();
 }
 
 // ---- Attention.
 
 absl::Status DeferredBackend::Device::CheckAttention(const AttentionOp& attention,
                                                      const Buffer& qkv) const {
-  const std::int64_t heads = std::int64_t{attention.heads} + 2 * attention.kv_heads;
+  const std::int64_t heads =
+      std::int64_t{attention.projected_heads} + attention.projected_kv_heads + attention.kv_heads;
+  const bool rotates = attention.rope.valid();
   const bool fits = attention.kv_heads == kv_shape_.kv_heads && attention.kv_heads > 0 &&
                     attention.heads % attention.kv_heads == 0 &&
                     attention.head_dim == kv_shape_.head_dim && attention.layer >= 0 &&
                     attention.layer < kv_shape_.layers &&
+                    attention.first_head + attention.heads <= attention.projected_heads &&
+                    attention.first_kv_head + attention.kv_heads <= attention.projected_kv_heads &&
+                    attention.head_places.size() == static_cast<std::size_t>(attention.heads) &&
                     attention.group.value() < inputs().group_count &&
-                    ropes_.at(attention.rope.index()).dim() == attention.head_dim &&
+                    (!rotates || ropes_.at(attention.rope.index()).dim() <= attention.head_dim) &&
                     qkv.width >= heads * attention.head_dim;
   return fits ? absl::OkStatus() : Misfit("attention");
 }
 
 void DeferredBackend::Device::NormHeads(const AttentionOp& attention, float* heads, int count,
-                                        VectorHandle weight) const {
-  for (int i = 0; i < count; ++i) {
-    float* const head = heads + i * attention.head_dim;
-    const std::vector<float> normed = Normed(head, vectors_.at(weight.index()), attention.norm_eps);
-    std::copy(normed.begin(), normed.end(), head);
+                                        const NormOp& norm) const {
+  const bool all = attention.head_norms == model::HeadNorms::kAllHeads;
+  const int n = attention.head_dim * (all ? count : 1);
+  for (int i = 0; i < (all ? 1 : count); ++i) {
+    const int own = attention.head_norms == model::HeadNorms::kOwn ? i * n : 0;
+    const std::vector<float> normed = Normed(norm, heads + i * n, n, own);
+    std::copy(normed.begin(), normed.end(), heads + i * n);
   }
 }
 
@@ -869,10 +991,13 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
   Buffer& qkv = buffers_.at(handle.index());
   if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
   const int dim = attention.head_dim;
-  const auto norm_size = static_cast<std::size_t>(dim);
-  const bool norms = attention.query_norm.valid();
-  if (norms && (vectors_.at(attention.query_norm.index()).size() != norm_size ||
-                vectors_.at(attention.key_norm.index()).size() != norm_size)) {
+  const bool norms = attention.head_norms != model::HeadNorms::kNone;
+  const auto size = [&](int heads) {
+    if (attention.head_norms == model::HeadNorms::kShared) return std::int64_t{dim};
+    return std::int64_t{heads} * dim;
+  };
+  if (norms && (SizeOf(attention.query_norm) != size(attention.projected_heads) ||
+                SizeOf(attention.key_norm) != size(attention.projected_kv_heads))) {
     return Misfit("the norms of heads");
   }
   for (std::size_t s = 0; s < inputs().sequences.size(); ++s) {
@@ -882,23 +1007,27 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
       const auto row = static_cast<std::size_t>(sequence.row_begin + i);
       const int position = sequence.first_position + i;
       float* const q = qkv.rows[row].data();
-      float* const k = q + attention.heads * dim;
-      float* const v = k + attention.kv_heads * dim;
+      float* const k = q + attention.projected_heads * dim;
+      float* const v = k + attention.projected_kv_heads * dim;
       if (norms) {
-        NormHeads(attention, q, attention.heads, attention.query_norm);
-        NormHeads(attention, k, attention.kv_heads, attention.key_norm);
+        NormHeads(attention, q, attention.projected_heads, attention.query_norm);
+        NormHeads(attention, k, attention.projected_kv_heads, attention.key_norm);
       }
-      Reference().rope({.x = q,
-                        .token_stride = qkv.width,
-                        .heads = attention.heads + attention.kv_heads,
-                        .dim = dim,
-                        .positions = &inputs().positions[row],
-                        .table = ropes_.at(attention.rope.index()).data()},
-                       0, 1);
+      if (attention.rope.valid()) {
+        const kernels::RopeTable& rope = ropes_.at(attention.rope.index());
+        Reference().rope({.x = q,
+                          .token_stride = qkv.width,
+                          .heads = attention.projected_heads + attention.projected_kv_heads,
+                          .head_stride = dim,
+                          .dim = rope.dim(),
+                          .positions = &inputs().positions[row],
+                          .table = rope.data()},
+                         0, 1);
+      }
       const auto block = static_cast<std::uint32_t>(table[position / kKvBlockTokens]);
       for (int head = 0; head < attention.kv_heads; ++head) {
-        WriteKv(block, PlaneOf(attention, head), position % kKvBlockTokens, k + head * dim,
-                v + head * dim);
+        WriteKv(block, PlaneOf(attention, head), position % kKvBlockTokens,
+                k + (attention.first_kv_head + head) * dim, v + head * dim);
       }
     }
   }
@@ -955,30 +1084,40 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
   Buffer& out = buffers_.at(out_handle.index());
   if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
   const int dim = attention.head_dim, group = attention.heads / attention.kv_heads;
-  if (out.width < std::int64_t{attention.heads} * dim || in.index() == out_handle.index()) {
-    return Misfit("Attend");
+  for (const std::int32_t place : attention.head_places) {
+    if (place < 0 || place + dim > out.width) return Misfit("the places of heads");
   }
+  if (in.index() == out_handle.index()) return Misfit("Attend");
   out.Poison();
+  for (std::vector<float>& row : out.rows) std::fill_n(row.begin(), out.width, 0.0f);
   for (std::size_t s = 0; s < inputs().sequences.size(); ++s) {
     const StepSequence& sequence = inputs().sequences[s];
     const int keys = sequence.first_position + sequence.row_count;
     const int blocks = (keys + kKvBlockTokens - 1) / kKvBlockTokens;
     std::vector<std::int32_t> table(static_cast<std::size_t>(blocks));  // of the gathered blocks
     std::iota(table.begin(), table.end(), 0);
-    for (int head = 0; head < attention.kv_heads; ++head) {
+    for (int kv_head = 0; kv_head < attention.kv_heads; ++kv_head) {
       std::vector<Line> records =
-          GatherKv(inputs().table(s, attention.group), blocks, PlaneOf(attention, head));
-      for (int i = 0; i < sequence.row_count; ++i) {
-        const auto row = static_cast<std::size_t>(sequence.row_begin + i);
-        kernels::AttentionArgs args{.cache = {},
-                                    .kv_head = 0,
-                                    .first_position = sequence.first_position + i,
-                                    .heads = group,
-                                    .q = qkv.rows[row].data() + head * group * dim,
-                                    .q_stride = qkv.width,
-                                    .scale = attention.scale,
-                                    .out = out.rows[row].data() + head * group * dim,
-                                    .out_stride = out.width};
+          GatherKv(inputs().table(s, attention.group), blocks, PlaneOf(attention, kv_head));
+      for (int i = 0; i < sequence.row_count * group; ++i) {
+        const int token = i / group, head = kv_head * group + i % group;
+        const auto row = static_cast<std::size_t>(sequence.row_begin + token);
+        const float *const slopes = DataOf(attention.slopes), *const sinks =
+                                                                  DataOf(attention.sinks);
+        kernels::AttentionArgs args{
+            .cache = {},
+            .kv_head = 0,
+            .first_position = sequence.first_position + token,
+            .heads = 1,
+            .q = qkv.rows[row].data() + (attention.first_head + head) * dim,
+            .q_stride = qkv.width,
+            .scale = attention.scale,
+            .window = attention.window,
+            .softcap = attention.softcap,
+            .slopes = slopes == nullptr ? nullptr : slopes + head,
+            .sinks = sinks == nullptr ? nullptr : sinks + head,
+            .out = out.rows[row].data() + attention.head_places[static_cast<std::size_t>(head)],
+            .out_stride = out.width};
         args.cache.format = kv_shape_.format;
         args.cache.dim = dim;
         args.cache.base = records.front().bytes;
@@ -993,12 +1132,11 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
 
 // ---- The head.
 
-absl::Status DeferredBackend::Device::Head(BufferHandle x_handle, VectorHandle weight_handle,
-                                           float eps, HeadHandle handle) {
+absl::Status DeferredBackend::Device::Head(BufferHandle x_handle, const NormOp& norm,
+                                           HeadHandle handle) {
   const Buffer& x = buffers_.at(x_handle.index());
-  const std::vector<float>& weight = vectors_.at(weight_handle.index());
   const HeadWeights& head = heads_.at(handle.index());
-  if (x.width != head.hidden || static_cast<std::int64_t>(weight.size()) != head.hidden) {
+  if (x.width != head.hidden || SizeOf(norm) != head.hidden) {
     return Misfit("Head");
   }
   form_ = {};
@@ -1010,8 +1148,12 @@ absl::Status DeferredBackend::Device::Head(BufferHandle x_handle, VectorHandle w
       logits.emplace_back(static_cast<std::size_t>(head.tokens()), kNaN);
       if (!head.weights.has_value()) continue;
       const float* const row = x.rows[static_cast<std::size_t>(request.row)].data();
-      Operand operand = head.weights->OperandOf(options_.recipe, Normed(row, weight, eps).data());
-      head.weights->Multiply(operand, logits.back().data());
+      Operand operand = head.weights->OperandOf(options_.recipe, Normed(norm, row, x.width).data());
+      float* const out = logits.back().data();
+      head.weights->Multiply(operand, out);
+      if (!head.bias.empty()) Reference().add(head.bias.data(), out, head.tokens());
+      if (head.factor != 1) Reference().scale(out, head.factor, head.tokens());
+      if (head.softcap != 0) Reference().softcap(out, head.softcap, head.tokens());
     }
     const bool any_full =
         std::any_of(tile.begin(), tile.end(), [](const RowRequest& r) { return r.full_row; });
@@ -1221,11 +1363,20 @@ void DeferredBackend::SendResidual(BufferHandle x) {
   Enqueue("SendResidual", device_->Has(x), [=, this] { return device_->SendResidual(x); });
 }
 
-void DeferredBackend::Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
+void DeferredBackend::NormInPlace(BufferHandle x, const NormOp& norm) {
+  Enqueue("NormInPlace", device_->Has(x) && device_->Has(norm),
+          [=, this] { return device_->NormInPlace(x, norm); });
+}
+
+void DeferredBackend::Norm(BufferHandle x, const NormOp& norm, MatrixHandle next,
                            BufferHandle out) {
-  Enqueue("Norm",
-          device_->Has(x) && device_->Has(weight) && device_->Has(next) && device_->Has(out),
-          [=, this] { return device_->Norm(x, weight, eps, next, out); });
+  Enqueue("Norm", device_->Has(x) && device_->Has(norm) && device_->Has(next) && device_->Has(out),
+          [=, this] { return device_->NormFor(x, norm, next, out); });
+}
+
+void DeferredBackend::Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) {
+  Enqueue("Prepare", device_->Has(x) && device_->Has(next) && device_->Has(out),
+          [=, this] { return device_->NormFor(x, std::nullopt, next, out); });
 }
 
 void DeferredBackend::Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) {
@@ -1233,15 +1384,26 @@ void DeferredBackend::Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle
           [=, this] { return device_->Multiply(x, matrix, out); });
 }
 
-void DeferredBackend::GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out) {
+void DeferredBackend::GateUp(BufferHandle x, MatrixHandle gate_up, const worker::FfnOp& ffn,
+                             BufferHandle out) {
   Enqueue("GateUp", device_->Has(x) && device_->Has(gate_up) && device_->Has(out),
-          [=, this] { return device_->GateUp(x, gate_up, out); });
+          [=, this] { return device_->GateUp(x, gate_up, ffn, out); });
 }
 
 void DeferredBackend::AddProjection(BufferHandle x, ProjectionHandle projection,
                                     BufferHandle residual) {
   Enqueue("AddProjection", device_->Has(x) && device_->Has(projection) && device_->Has(residual),
-          [=, this] { return device_->AddProjection(x, projection, residual); });
+          [=, this] { return device_->RunProjection(x, projection, true, residual); });
+}
+
+void DeferredBackend::Project(BufferHandle x, ProjectionHandle projection, BufferHandle out) {
+  Enqueue("Project", device_->Has(x) && device_->Has(projection) && device_->Has(out),
+          [=, this] { return device_->RunProjection(x, projection, false, out); });
+}
+
+void DeferredBackend::AddScaled(BufferHandle x, float factor, BufferHandle residual) {
+  Enqueue("AddScaled", device_->Has(x) && device_->Has(residual),
+          [=, this] { return device_->AddScaled(x, factor, residual); });
 }
 
 void DeferredBackend::RopeAndStore(const AttentionOp& attention, BufferHandle qkv) {
@@ -1254,9 +1416,9 @@ void DeferredBackend::Attend(const AttentionOp& attention, BufferHandle qkv, Buf
           [=, this] { return device_->Attend(attention, qkv, out); });
 }
 
-void DeferredBackend::Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) {
-  Enqueue("Head", device_->Has(x) && device_->Has(weight) && device_->Has(head),
-          [=, this] { return device_->Head(x, weight, eps, head); });
+void DeferredBackend::Head(BufferHandle x, const NormOp& norm, HeadHandle head) {
+  Enqueue("Head", device_->Has(x) && device_->Has(norm) && device_->Has(head),
+          [=, this] { return device_->Head(x, norm, head); });
 }
 
 // ---- What is added before the first step.
@@ -1282,17 +1444,18 @@ VectorHandle DeferredBackend::AddVector(std::vector<float> values) {
   return MayAdd("AddVector") ? device_->AddVector(std::move(values)) : VectorHandle();
 }
 
-RopeHandle DeferredBackend::AddRope(absl::Span<const float> frequencies) {
-  return MayAdd("AddRope") ? device_->AddRope(frequencies) : RopeHandle();
+RopeHandle DeferredBackend::AddRope(const model::RopeSpec& rope) {
+  return MayAdd("AddRope") ? device_->AddRope(rope) : RopeHandle();
 }
 
-EmbeddingHandle DeferredBackend::AddEmbedding(const model::Tensor& table) {
-  return MayAdd("AddEmbedding") ? device_->AddEmbedding(table) : EmbeddingHandle();
+EmbeddingHandle DeferredBackend::AddEmbedding(const worker::EmbeddingSource& source) {
+  return MayAdd("AddEmbedding") ? device_->AddEmbedding(source) : EmbeddingHandle();
 }
 
-absl::StatusOr<MatrixHandle> DeferredBackend::AddMatrix(std::vector<worker::MatrixPart> parts) {
+absl::StatusOr<MatrixHandle> DeferredBackend::AddMatrix(std::vector<worker::MatrixPart> parts,
+                                                        std::vector<float> bias) {
   if (!MayAdd("AddMatrix")) return MatrixHandle();
-  return device_->AddMatrix(std::move(parts));
+  return device_->AddMatrix(std::move(parts), std::move(bias));
 }
 
 absl::StatusOr<ProjectionHandle> DeferredBackend::AddProjection(

@@ -61,9 +61,10 @@ class DeferredBackend final : public worker::Backend {
   absl::Status Check(const model::ModelSpec& spec) const override;
   worker::BufferHandle AddBuffer(std::int64_t width) override;
   worker::VectorHandle AddVector(std::vector<float> values) override;
-  worker::RopeHandle AddRope(absl::Span<const float> frequencies) override;
-  worker::EmbeddingHandle AddEmbedding(const model::Tensor& table) override;
-  absl::StatusOr<worker::MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts) override;
+  worker::RopeHandle AddRope(const model::RopeSpec& rope) override;
+  worker::EmbeddingHandle AddEmbedding(const worker::EmbeddingSource& source) override;
+  absl::StatusOr<worker::MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts,
+                                                 std::vector<float> bias) override;
   absl::StatusOr<worker::ProjectionHandle> AddProjection(
       const worker::ProjectionSource& source) override;
   absl::StatusOr<worker::HeadHandle> AddHead(const worker::HeadSource& source) override;
@@ -81,19 +82,24 @@ class DeferredBackend final : public worker::Backend {
   void Embed(worker::EmbeddingHandle table, worker::BufferHandle out) override;
   void ReceiveResidual(worker::BufferHandle x) override;
   void SendResidual(worker::BufferHandle x) override;
-  void Norm(worker::BufferHandle x, worker::VectorHandle weight, float eps,
-            worker::MatrixHandle next, worker::BufferHandle out) override;
+  void NormInPlace(worker::BufferHandle x, const worker::NormOp& norm) override;
+  void Norm(worker::BufferHandle x, const worker::NormOp& norm, worker::MatrixHandle next,
+            worker::BufferHandle out) override;
+  void Prepare(worker::BufferHandle x, worker::MatrixHandle next,
+               worker::BufferHandle out) override;
   void Multiply(worker::BufferHandle x, worker::MatrixHandle matrix,
                 worker::BufferHandle out) override;
-  void GateUp(worker::BufferHandle x, worker::MatrixHandle gate_up,
+  void GateUp(worker::BufferHandle x, worker::MatrixHandle gate_up, const worker::FfnOp& ffn,
               worker::BufferHandle out) override;
   void AddProjection(worker::BufferHandle x, worker::ProjectionHandle projection,
                      worker::BufferHandle residual) override;
+  void Project(worker::BufferHandle x, worker::ProjectionHandle projection,
+               worker::BufferHandle out) override;
+  void AddScaled(worker::BufferHandle x, float factor, worker::BufferHandle residual) override;
   void RopeAndStore(const worker::AttentionOp& attention, worker::BufferHandle qkv) override;
   void Attend(const worker::AttentionOp& attention, worker::BufferHandle qkv,
               worker::BufferHandle out) override;
-  void Head(worker::BufferHandle x, worker::VectorHandle weight, float eps,
-            worker::HeadHandle head) override;
+  void Head(worker::BufferHandle x, const worker::NormOp& norm, worker::HeadHandle head) override;
   absl::StatusOr<std::vector<worker::RowPartial>> Finish() override;
 
   void OnHost(std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) override;

@@ -52,8 +52,9 @@ HfTensor HfTensorOf(const model::Tensor& tensor, const model::TensorRow& row, st
   const std::uint64_t columns = tensor.dims[0];
   std::vector<std::uint16_t> halves(values.size());
   for (std::uint64_t at = 0; at < values.size(); ++at) {
-    const auto to = static_cast<std::uint64_t>(
-        model::IndexInFile(static_cast<std::int64_t>(at / columns), pairs ? head_dim : 0));
+    const model::RowMap halves_of_heads{.head = head_dim, .pairs = pairs ? head_dim : 0};
+    const auto row_at = static_cast<std::int64_t>(at / columns);
+    const auto to = static_cast<std::uint64_t>(halves_of_heads.At(row_at));
     halves[to * columns + at % columns] = ToBf16(values[at]);
   }
   result.data.assign(reinterpret_cast<const char*>(halves.data()), halves.size() * 2);
@@ -143,7 +144,7 @@ void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder)
                        {"num_attention_heads", attention.heads},
                        {"num_hidden_layers", spec->layers.size()},
                        {"num_key_value_heads", attention.kv_heads},
-                       {"rms_norm_eps", spec->output_norm_eps},
+                       {"rms_norm_eps", spec->output_norm.eps},
                        {"rope_theta", base.value_or(10000)},
                        {"rope_scaling", nullptr},
                        {"torch_dtype", "bfloat16"},

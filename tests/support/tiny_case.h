@@ -17,6 +17,9 @@
 
 namespace flotilla::testing {
 
+// All of them: folders of tests/data/tiny.
+inline constexpr const char* kTinyCases[] = {"llama", "llama3_rope", "qwen3"};
+
 struct TinyCase {
   std::shared_ptr<const model::Checkpoint> file;
   std::shared_ptr<const model::Checkpoint> gguf;  // null: there is none

@@ -77,17 +77,33 @@ using HeadHandle = BackendHandle<struct HeadTag>;              // weights of the
 // Rows of a tensor of the model file, which are outputs of a product.
 struct MatrixPart {
   const model::Tensor* tensor = nullptr;
-  IndexRange rows;
-  // Heads of this size have their pairs half a head apart in the file, and side by side in the
-  // backend; 0: the rows keep their order.
-  std::int32_t pairs_of = 0;
+  IndexRange rows;  // in the canonical order
+  model::RowMap map;
+  bool transposed = false;  // the tensor has its outputs along the contiguous axis
+  // Outputs that the part has in the matrix, those behind its rows being zero; 0: as many as rows.
+  std::uint32_t outputs = 0;
+
+  std::uint32_t count() const { return outputs == 0 ? rows.size() : outputs; }
 };
 
-// A row-parallel product, whose sums over K are cut into splits.
+// A row-parallel product, whose sums over K are cut into splits. Rows of its activations are laid
+// out as worker/core/split_layout.h says; a rank has those of its own splits, and what no split
+// owns is zero.
 struct ProjectionSource {
   const model::Tensor* tensor = nullptr;
+  bool transposed = false;               // as MatrixPart::transposed
   std::vector<std::int32_t> split_ends;  // of the whole model, ascending
   std::vector<IndexRange> splits;        // of each rank of the stage
+  std::vector<float> bias;               // [outputs], added to the sums; empty: none
+};
+
+// The table of token vectors, and what else makes the first residual.
+struct EmbeddingSource {
+  const model::Tensor* table = nullptr;
+  float factor = 1;  // of the token's vector
+  // Vectors of positions, which are added then: that of position p is row p + offset. Null: none.
+  const model::Tensor* positions = nullptr;
+  std::uint32_t position_offset = 0;
 };
 
 // The head: the rows of this rank's shard of the vocabulary.
@@ -95,20 +111,45 @@ struct HeadSource {
   MatrixPart part;              // may have no rows
   VocabularyShard shard;        // the same tokens
   std::int64_t vocabulary = 0;  // of the model
+  std::vector<float> bias;      // [rows of the part]; empty: none
+  float factor = 1;             // of the logits
+  float softcap = 0;            // after the factor; 0: none
 };
 
-// One attention: grouped-query attention over all positions of its sequence up to the row's own.
+// A norm of rows (rms_norm or layer_norm).
+struct NormOp {
+  model::NormSpec spec;
+  VectorHandle weight;
+  VectorHandle bias;  // not valid: none
+};
+
+// What an FFN does between its products.
+struct FfnOp {
+  Activation activation = Activation::kSilu;
+  bool gated = true;
+};
+
+// One attention. A row of q, k and v has `projected_heads` heads of q, `projected_kv_heads` of k,
+// and then `kv_heads` of v. This rank attends with `heads` of the q, from first_head on, and keeps
+// `kv_heads` of the k; more are there only for the norm over all of them.
 struct AttentionOp {
   int layer = 0;  // of this rank, for its K and V
   GroupIndex group{0};
   int heads = 0;     // query heads of this rank
   int kv_heads = 0;  // of this rank
+  int projected_heads = 0, projected_kv_heads = 0;
+  int first_head = 0, first_kv_head = 0;
   int head_dim = 0;
   float scale = 0;  // of the scores
-  RopeHandle rope;
-  // RMSNorm of each head's q and k, before RoPE. Neither is valid: none.
-  VectorHandle query_norm, key_norm;
-  float norm_eps = 0;
+  int window = 0;   // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
+  float softcap = 0;
+  VectorHandle slopes, sinks;  // [heads]; not valid: none
+  RopeHandle rope;             // not valid: q and k are not rotated
+  // The norms of q and k, before RoPE.
+  model::HeadNorms head_norms = model::HeadNorms::kNone;
+  NormOp query_norm, key_norm;
+  // Where the result of each head begins in a row of the output.
+  std::vector<std::int32_t> head_places;
 };
 
 // Tiers below the KV memory.
@@ -145,15 +186,18 @@ class Backend {
   // widths of buffers.
   virtual BufferHandle AddBuffer(std::int64_t width) = 0;
   virtual VectorHandle AddVector(std::vector<float> values) = 0;
-  // Rotations of a head of twice as many elements: pair i turns by position * frequencies[i].
-  virtual RopeHandle AddRope(absl::Span<const float> frequencies) = 0;
-  // The tensor's rows are read where the file has them.
-  virtual EmbeddingHandle AddEmbedding(const model::Tensor& table) = 0;
-  // Adds weights, which Load reads from the file. The outputs of the parts follow each other. If
-  // the parts have different formats, the fp32 values of all of them are multiplied (matmul_f32);
-  // whatever else a backend makes of the parts is its own matter. INVALID_ARGUMENT: the sizes do
-  // not fit; RESOURCE_EXHAUSTED: not enough memory.
-  virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts) = 0;
+  // Rotations of twice as many elements of a head: pair i turns by position * frequencies[i], and
+  // cosine and sine are multiplied by the magnitude.
+  virtual RopeHandle AddRope(const model::RopeSpec& rope) = 0;
+  // Rows of the tables are read where the file has them.
+  virtual EmbeddingHandle AddEmbedding(const EmbeddingSource& source) = 0;
+  // Adds weights, which Load reads from the file. The outputs of the parts follow each other, and
+  // each gets its element of the bias, unless that is empty. If the parts have different formats,
+  // the fp32 values of all of them are multiplied (matmul_f32); whatever else a backend makes of
+  // the parts is its own matter. INVALID_ARGUMENT: the sizes do not fit; RESOURCE_EXHAUSTED: not
+  // enough memory.
+  virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
+                                                 std::vector<float> bias) = 0;
   virtual absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) = 0;
   virtual absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) = 0;
   // Reads all weights that were added. The file is not needed afterwards but for embeddings. An
@@ -189,38 +233,49 @@ class Backend {
   // follow.
   virtual void Start(StepInputs inputs, RowReceiver* receiver) = 0;
 
-  // out = the table's rows of the step's tokens, in fp32.
+  // out = the first residual of the step's tokens, in fp32: their vectors * the factor (scale),
+  // plus those of their positions (add).
   virtual void Embed(EmbeddingHandle table, BufferHandle out) = 0;
   // x = what the stage before sent. SendResidual gives x to the next stage.
   virtual void ReceiveResidual(BufferHandle x) = 0;
   virtual void SendResidual(BufferHandle x) = 0;
 
-  // out = rms_norm(x) * weight, in the form that the next product multiplies (quantize_rows, where
+  // x = norm(x).
+  virtual void NormInPlace(BufferHandle x, const NormOp& norm) = 0;
+  // out = norm(x), in the form that the next product multiplies (quantize_rows, where
   // the recipe and the matrix want it). Only a Multiply or GateUp by `next` may read `out`, before
-  // the next Norm, AddProjection or Head. `out` is not `x`.
-  virtual void Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
-                    BufferHandle out) = 0;
-  // out = x * matrix (matmul_i16 or matmul_f32); x comes from Norm.
+  // the next Norm, AddProjection, Project or Head. `out` is not `x`.
+  virtual void Norm(BufferHandle x, const NormOp& norm, MatrixHandle next, BufferHandle out) = 0;
+  // The same without a norm: out = x.
+  virtual void Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) = 0;
+  // out = x * matrix (matmul_i16 or matmul_f32), plus its bias (add); x comes from Norm or Prepare.
   virtual void Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) = 0;
-  // out = silu_mul(x * gate, x * up). The matrix has gate's outputs, then up's; out has room for
-  // both, and begins with the result.
-  virtual void GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out) = 0;
-  // residual += x * projection: each rank's part is quantised by the splits and multiplied by the
-  // rank's own weights; the partial sums of all ranks are added in the tree of splits.
+  // out = activate(x * gate, x * up), each with its bias as in Multiply. The matrix has gate's
+  // outputs, then up's, or without a gate only these; out has room for all of them, and begins
+  // with the result.
+  virtual void GateUp(BufferHandle x, MatrixHandle gate_up, const FfnOp& ffn, BufferHandle out) = 0;
+  // residual += x * projection, += bias: each rank's part is quantised by the splits and multiplied
+  // by the rank's own weights; the partial sums of all ranks are added in the tree of splits.
   virtual void AddProjection(BufferHandle x, ProjectionHandle projection,
                              BufferHandle residual) = 0;
+  // out = x * projection, and then += bias: the sums of AddProjection by themselves.
+  virtual void Project(BufferHandle x, ProjectionHandle projection, BufferHandle out) = 0;
+  // residual = fma(factor, x, residual).
+  virtual void AddScaled(BufferHandle x, float factor, BufferHandle residual) = 0;
 
-  // qkv has q, k and v of each row. Norms the heads if the part does, rotates q and k (rope), and
+  // qkv has q, k and v of each row. Norms q and k if the part does, rotates them (rope), and
   // writes k and v to the KV memory (kv_write).
   virtual void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) = 0;
-  // out = paged_attention of q. All K and V of the step are written before any are read.
+  // out = paged_attention of q at the places of the heads, and zeros elsewhere. All K and V of the
+  // step are written before any are read.
   virtual void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) = 0;
 
-  // The logits of the requested rows: rms_norm(x) * weight * head, in tiles of kLogitRows requests.
+  // The logits of the requested rows: norm(x) * head (+ bias, * factor, softcap), in tiles of
+  // kLogitRows requests.
   // Reduces each row to a RowPartial; a full row goes to the receiver of one rank of the stage
   // (rank number request % tensor_ranks), or to those of all. Ranks share a tile if it has a full
   // row. Head or SendResidual is the last operation of a step.
-  virtual void Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) = 0;
+  virtual void Head(BufferHandle x, const NormOp& norm, HeadHandle head) = 0;
 
   // Waits for the oldest step that is not finished, and returns a partial for each of its requests;
   // those of full rows are empty.

@@ -16,7 +16,7 @@ constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 
 ModelShard WholeModel(const model::ModelSpec& spec) {
   return {.layers = {0, static_cast<uint32_t>(spec.layers.size())},
-          .kv_heads = {0, spec.attention().kv_heads},
+          .attention = {0, spec.attention_splits()},
           .ffn = {0, spec.ffn().width},
           .vocab = {0, spec.vocab}};
 }
@@ -52,18 +52,34 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
       return IndexRange{std::min(range.begin * width, end), std::min(range.end * width, end)};
     };
     result.push_back({.layers = shard.layers,
-                      .kv_heads = shard.attention_splits,
-                      .ffn = scaled(shard.ffn_splits, spec.ffn().split, spec.ffn().width),
+                      .attention = shard.attention_splits,
+                      .ffn = scaled(shard.ffn_splits, spec.ffn().split(), spec.ffn().width),
                       .vocab = scaled(shard.vocab_chunks, kVocabChunk, spec.vocab)});
   }
   return result;
 }
 
-IndexRange AttentionSplits(const ModelShard& shard) { return shard.kv_heads; }
+IndexRange OwnHeads(const model::ModelSpec& spec, const ModelShard& shard) {
+  const uint32_t heads = spec.attention().heads / spec.attention_splits();
+  return {shard.attention.begin * heads, shard.attention.end * heads};
+}
+
+IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard) {
+  return spec.attention().splits_queries() ? IndexRange{0, 1} : shard.attention;
+}
+
+std::vector<int32_t> OutputSplitEnds(const model::AttentionSpec& spec) {
+  std::vector<int32_t> ends;
+  const uint32_t width = spec.heads / spec.splits() * spec.head_dim;
+  for (uint32_t split = 1; split <= spec.splits(); ++split) {
+    ends.push_back(static_cast<int32_t>(split * width));
+  }
+  return ends;
+}
 
 IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard) {
-  return {shard.ffn.begin / spec.ffn().split,
-          (shard.ffn.end + spec.ffn().split - 1) / spec.ffn().split};
+  return {shard.ffn.begin / spec.ffn().split(),
+          (shard.ffn.end + spec.ffn().split() - 1) / spec.ffn().split()};
 }
 
 VocabularyShards ShardVocabulary(absl::Span<const ModelShard> shards, ParallelShape shape) {
@@ -76,9 +92,8 @@ CommLimits ExchangeLimits(const model::ModelSpec& spec, absl::Span<const ModelSh
                           ParallelShape shape, int rows) {
   size_t subtrees = 0;
   for (const ModelShard& shard : shards) {
-    subtrees =
-        std::max({subtrees, SubtreesOf(AttentionSplits(shard), spec.attention_splits()).size(),
-                  SubtreesOf(FfnSplits(spec, shard), spec.ffn_splits()).size()});
+    subtrees = std::max({subtrees, SubtreesOf(shard.attention, spec.attention_splits()).size(),
+                         SubtreesOf(FfnSplits(spec, shard), spec.ffn_splits()).size()});
   }
   const int64_t hidden = int64_t{std::max(rows, Backend::kLogitRows)} * spec.hidden;
   CommLimits limits;

@@ -17,9 +17,9 @@ namespace flotilla::worker {
 
 struct ModelShard {
   IndexRange layers;
-  IndexRange kv_heads;  // and the query heads of each
-  IndexRange ffn;       // columns; whole splits
-  IndexRange vocab;     // tokens whose logits it computes; whole chunks; may be empty
+  IndexRange attention;  // splits (AttentionSpec::splits)
+  IndexRange ffn;        // columns; whole splits
+  IndexRange vocab;      // tokens whose logits it computes; whole chunks; may be empty
 
   bool operator==(const ModelShard&) const = default;
 };
@@ -31,8 +31,14 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
                                                    const model::ModelSpec& spec,
                                                    ParallelShape shape, ShardBalance balance);
 
-// The splits behind a shard's heads and FFN columns.
-IndexRange AttentionSplits(const ModelShard& shard);
+// The query heads and the KV heads of a shard.
+IndexRange OwnHeads(const model::ModelSpec& spec, const ModelShard& shard);
+IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard);
+
+// The ends of the splits of attention's output product, in its inputs.
+std::vector<std::int32_t> OutputSplitEnds(const model::AttentionSpec& spec);
+
+// The splits behind a shard's FFN columns.
 IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard);
 
 // How the ranks of the last stage share the vocabulary. `shards` are those of all ranks.

@@ -23,7 +23,7 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
   if (shape.tensor > most) {
     return absl::InvalidArgumentError(
         absl::StrCat("tp ", shape.tensor, ": the model can be cut into ", most, " (",
-                     parts.attention_splits, " KV heads, ", parts.ffn_splits, " FFN splits)"));
+                     parts.attention_splits, " splits of attention, ", parts.ffn_splits, " FFN splits)"));
   }
   return absl::OkStatus();
 }

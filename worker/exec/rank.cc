@@ -176,10 +176,12 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
 
 absl::Status Rank::CreateKv(const ModelShard& shard) {
   const KvShape shape{options_.kv_format, static_cast<int>(shard.layers.size()),
-                      static_cast<int>(shard.kv_heads.size()),
+                      static_cast<int>(OwnKvHeads(spec_, shard).size()),
                       static_cast<int>(spec_.attention().head_dim)};
+  // Ranks whose queries share one KV head have it each.
+  const std::uint32_t copies = spec_.attention().splits_queries() ? options_.shape.tensor : 1;
   const KvShape whole{options_.kv_format, static_cast<int>(spec_.layers.size()),
-                      static_cast<int>(spec_.attention().kv_heads),
+                      static_cast<int>(spec_.attention().kv_heads * copies),
                       static_cast<int>(spec_.attention().head_dim)};
   description_.groups = {{.kind = KvGroup::Kind::kFull,
                           .tokens_per_block = kBlockTokens,

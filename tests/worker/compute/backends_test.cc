@@ -345,7 +345,7 @@ class ScenarioRank {
     EXPECT_GT(backend_->buffer_bytes(), 0);
     const KvShape kv{.format = case_.format,
                      .layers = static_cast<int>(shards[rank_].layers.size()),
-                     .kv_heads = static_cast<int>(shards[rank_].kv_heads.size()),
+                     .kv_heads = static_cast<int>(OwnKvHeads(spec, shards[rank_]).size()),
                      .head_dim = static_cast<int>(spec.attention().head_dim)};
     absl::Status made =
         backend_->CreateKv(kv, kBlocks, {.host_blocks = kTierBlocks, .disk_blocks = kTierBlocks});
@@ -565,27 +565,32 @@ StepInputs DirectStep() {
 }
 
 Outcome RunDirectly(Backend& backend, const DirectLayer& layer, KvFormat format) {
-  constexpr float kEps = 1e-5f;
+  constexpr model::NormSpec kHeadNorm{.eps = 1e-6f};
+  constexpr model::RowMap kHalves{.head = kHeadDim, .pairs = kHeadDim};
   const BufferHandle residual = backend.AddBuffer(kHidden), normed = backend.AddBuffer(kHidden);
   const BufferHandle qkv = backend.AddBuffer((kHeads + 2 * kKvHeads) * kHeadDim);
   const BufferHandle attended = backend.AddBuffer(kHeads * kHeadDim);
-  const VectorHandle norm = backend.AddVector(layer.norm);
+  const NormOp norm{{.eps = 1e-5f}, backend.AddVector(layer.norm), {}};
   const AttentionOp attention{.layer = 0,
                               .group = GroupIndex{0},
                               .heads = kHeads,
                               .kv_heads = kKvHeads,
+                              .projected_heads = kHeads,
+                              .projected_kv_heads = kKvHeads,
                               .head_dim = kHeadDim,
                               .scale = 0.25f,
-                              .rope = backend.AddRope(layer.frequencies),
-                              .query_norm = backend.AddVector(layer.query_norm),
-                              .key_norm = backend.AddVector(layer.key_norm),
-                              .norm_eps = 1e-6f};
-  const EmbeddingHandle embedding = backend.AddEmbedding(layer.embedding.tensor);
+                              .rope = backend.AddRope({layer.frequencies}),
+                              .head_norms = model::HeadNorms::kShared,
+                              .query_norm = {kHeadNorm, backend.AddVector(layer.query_norm)},
+                              .key_norm = {kHeadNorm, backend.AddVector(layer.key_norm)},
+                              .head_places = {0, 16, 32, 48}};
+  const EmbeddingHandle embedding = backend.AddEmbedding({.table = &layer.embedding.tensor});
   const MatrixHandle qkv_matrix =
       backend
-          .AddMatrix({{&layer.query.tensor, {0, kHeads * kHeadDim}, /*pairs_of=*/kHeadDim},
-                      {&layer.key.tensor, {16, 16 + kKvHeads * kHeadDim}, /*pairs_of=*/kHeadDim},
-                      {&layer.value.tensor, {5, 5 + kKvHeads * kHeadDim}}})
+          .AddMatrix({{&layer.query.tensor, {0, kHeads * kHeadDim}, kHalves},
+                      {&layer.key.tensor, {16, 16 + kKvHeads * kHeadDim}, kHalves},
+                      {&layer.value.tensor, {5, 5 + kKvHeads * kHeadDim}}},
+                     {})
           .value();
   const ProjectionHandle output =
       backend
@@ -604,12 +609,12 @@ Outcome RunDirectly(Backend& backend, const DirectLayer& layer, KvFormat format)
   Rows rows;
   backend.Start(DirectStep(), &rows);
   backend.Embed(embedding, residual);
-  backend.Norm(residual, norm, kEps, qkv_matrix, normed);
+  backend.Norm(residual, norm, qkv_matrix, normed);
   backend.Multiply(normed, qkv_matrix, qkv);
   backend.RopeAndStore(attention, qkv);
   backend.Attend(attention, qkv, attended);
   backend.AddProjection(attended, output, residual);
-  backend.Head(residual, norm, kEps, head);
+  backend.Head(residual, norm, head);
   auto partials = backend.Finish();
   EXPECT_TRUE(partials.ok()) << partials.status();
   return partials.ok() ? OutcomeOf(*partials, rows) : Outcome();
@@ -668,9 +673,9 @@ struct DeferredParts {
       /*seed=*/5, kMaxStarted, control)({.max_rows = 4, .max_positions = 64});
   const BufferHandle x = backend->AddBuffer(kHidden), out = backend->AddBuffer(kHidden);
   const BufferHandle narrow = backend->AddBuffer(kHidden - 1);
-  const VectorHandle norm = backend->AddVector(std::vector<float>(kHidden, 1.0f));
-  const EmbeddingHandle embedding = backend->AddEmbedding(weights.tensor);
-  const MatrixHandle matrix = backend->AddMatrix({{&weights.tensor, {0, kHidden}}}).value();
+  const NormOp norm{{}, backend->AddVector(std::vector<float>(kHidden, 1.0f)), {}};
+  const EmbeddingHandle embedding = backend->AddEmbedding({.table = &weights.tensor});
+  const MatrixHandle matrix = backend->AddMatrix({{&weights.tensor, {0, kHidden}}}, {}).value();
 };
 
 TEST(DeferredBackendTest, ABreachOfTheContractIsAnErrorThatNamesIt) {
@@ -692,12 +697,12 @@ TEST(DeferredBackendTest, ABreachOfTheContractIsAnErrorThatNamesIt) {
       {"Embed of a handle that names nothing of the kind",
        [](DeferredParts& parts) {
          parts.StartRow();
-         parts.backend->Embed(parts.embedding, BufferHandle(parts.norm.index()));
+         parts.backend->Embed(parts.embedding, BufferHandle(parts.norm.weight.index()));
        }},
       {"Norm: the sizes do not fit",
        [](DeferredParts& parts) {
          parts.StartRow();
-         parts.backend->Norm(parts.x, parts.norm, 0, parts.matrix, parts.narrow);
+         parts.backend->Norm(parts.x, parts.norm, parts.matrix, parts.narrow);
        }},
       {"Multiply: the last Norm was not for this product",
        [](DeferredParts& parts) {

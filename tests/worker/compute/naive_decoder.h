@@ -62,7 +62,7 @@ class NaiveDecoder {
     for (double v : x) sum += v * v;
     Row y(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
-      y[i] = x[i] / std::sqrt(sum / x.size() + spec_.output_norm_eps) * weight[i];
+      y[i] = x[i] / std::sqrt(sum / x.size() + spec_.output_norm.eps) * weight[i];
     }
     return y;
   }

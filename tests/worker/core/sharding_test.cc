@@ -128,7 +128,7 @@ TEST(PlanShardsTest, RefusesWhatCannotBeCut) {
   const ModelParts parts = SmallModel();
   EXPECT_EQ(PlanShards(parts, {.tensor = 0}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(PlanShards(parts, {.tensor = 4}).status().message(),
-            "tp 4: the model can be cut into 3 (3 KV heads, 12 FFN splits)");
+            "tp 4: the model can be cut into 3 (3 splits of attention, 12 FFN splits)");
   EXPECT_EQ(PlanShards(parts, {.pipeline = 31}).status().message(),
             "pp 31: the model has 30 layers");
   EXPECT_FALSE(PlanShards(parts, {.tensor = 1u << 31, .pipeline = 2}).ok());

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/spec.h"
+#include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
 
@@ -41,23 +42,25 @@ VectorHandle CpuBackend::AddVector(std::vector<float> values) {
   return VectorHandle(static_cast<int32_t>(vectors_.size() - 1));
 }
 
-RopeHandle CpuBackend::AddRope(absl::Span<const float> frequencies) {
-  ropes_.push_back(std::make_unique<kernels::RopeTable>(options_.max_positions, frequencies));
+RopeHandle CpuBackend::AddRope(const model::RopeSpec& rope) {
+  ropes_.push_back(std::make_unique<kernels::RopeTable>(options_.max_positions, rope.frequencies,
+                                                        rope.magnitude));
   return RopeHandle(static_cast<int32_t>(ropes_.size() - 1));
 }
 
-EmbeddingHandle CpuBackend::AddEmbedding(const model::Tensor& table) {
-  embeddings_.push_back(table);
+EmbeddingHandle CpuBackend::AddEmbedding(const EmbeddingSource& source) {
+  embeddings_.push_back(source);
   return EmbeddingHandle(static_cast<int32_t>(embeddings_.size() - 1));
 }
 
-absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts) {
+absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts,
+                                                   std::vector<float> bias) {
   NoteMove();
-  const auto k = static_cast<int64_t>(parts[0].tensor->dims[0]);
+  const auto k = static_cast<int64_t>(parts[0].tensor->dims[parts[0].transposed ? 1 : 0]);
   auto matrix = packer_.Add(std::move(parts), k);
   if (!matrix.ok()) return matrix.status();
   widest_ = std::max(widest_, k);
-  matrices_.push_back(*matrix);
+  matrices_.push_back({*matrix, std::move(bias)});
   return MatrixHandle(static_cast<int32_t>(matrices_.size() - 1));
 }
 
@@ -65,26 +68,41 @@ absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSourc
   NoteMove();
   const auto all = static_cast<uint32_t>(source.split_ends.size());
   const IndexRange own = source.splits[options_.tensor_rank];
-  const auto begin_of = [&](uint32_t split) {
-    return split == 0 ? 0 : source.split_ends[split - 1];
-  };
-  const IndexRange rows{0, static_cast<uint32_t>(source.tensor->dims[1])};
+  const std::vector<SplitPlace> places = PlaceSplits(source.split_ends);
+  const auto inputs = static_cast<int64_t>(source.tensor->dims[source.transposed ? 1 : 0]);
+  const MatrixPart part{
+      .tensor = source.tensor,
+      .rows = {0, static_cast<uint32_t>(source.tensor->dims[source.transposed ? 0 : 1])},
+      .map = {},
+      .transposed = source.transposed};
   Projection projection;
+  projection.bias = source.bias;
+  const int32_t own_at = places[own.begin].at;
   for (const IndexRange& subtree : SubtreesOf(own, all)) {
-    const int32_t first = begin_of(subtree.begin);
+    const int32_t at = places[subtree.begin].at;
     std::vector<int32_t> ends;
+    std::vector<WeightPacker::Segment> segments;
     for (uint32_t split = subtree.begin; split < subtree.end; ++split) {
-      ends.push_back(source.split_ends[split] - first);
+      const SplitPlace& place = places[split];
+      ends.push_back(place.at + place.width - at);
+      // The last blocks of a row may not be whole.
+      const int64_t first = place.first(), count = std::min<int64_t>(place.width, inputs - first);
+      if (!segments.empty() && segments.back().first + segments.back().count == first) {
+        segments.back().count += count;
+      } else {
+        segments.push_back({.first = first, .count = count, .at = place.at - at});
+      }
     }
-    auto matrix = packer_.Add({{.tensor = source.tensor, .rows = rows}}, ends.back(), first, ends);
+    auto matrix = packer_.Add({part}, ends.back(), std::move(segments), ends);
     if (!matrix.ok()) return matrix.status();
     projection.products.push_back({.matrix = *matrix,
-                                   .first_k = first - begin_of(own.begin),
+                                   .first_k = at - own_at,
                                    .first_split = static_cast<int>(subtree.begin - own.begin)});
     projection.views.push_back((*matrix)->view());
   }
   if (!alone()) projection.tree = MakeSumTree(source.splits, all);
-  widest_ = std::max<int64_t>(widest_, begin_of(own.end) - begin_of(own.begin));
+  const SplitPlace& last = places[own.end - 1];
+  widest_ = std::max<int64_t>(widest_, last.at + last.width - own_at);
   most_splits_ = std::max<int64_t>(most_splits_, own.size());
   projections_.push_back(std::move(projection));
   return ProjectionHandle(static_cast<int32_t>(projections_.size() - 1));
@@ -94,7 +112,10 @@ absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
   HeadWeights head{.matrix = nullptr,
                    .shard = source.shard,
                    .vocabulary = source.vocabulary,
-                   .size = source.part.rows.size()};
+                   .size = source.part.rows.size(),
+                   .bias = source.bias,
+                   .factor = source.factor,
+                   .softcap = source.softcap};
   const auto hidden = static_cast<int64_t>(source.part.tensor->dims[0]);
   if (head.size > 0) {
     auto matrix = packer_.Add({source.part}, hidden);

@@ -31,9 +31,10 @@ class CpuBackend final : public Backend {
   absl::Status Check(const model::ModelSpec& spec) const override;
   BufferHandle AddBuffer(std::int64_t width) override;
   VectorHandle AddVector(std::vector<float> values) override;
-  RopeHandle AddRope(absl::Span<const float> frequencies) override;
-  EmbeddingHandle AddEmbedding(const model::Tensor& table) override;
-  absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts) override;
+  RopeHandle AddRope(const model::RopeSpec& rope) override;
+  EmbeddingHandle AddEmbedding(const EmbeddingSource& source) override;
+  absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
+                                         std::vector<float> bias) override;
   absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) override;
   absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
   absl::Status Load() override;
@@ -52,14 +53,17 @@ class CpuBackend final : public Backend {
   void Embed(EmbeddingHandle table, BufferHandle out) override;
   void ReceiveResidual(BufferHandle x) override;
   void SendResidual(BufferHandle x) override;
-  void Norm(BufferHandle x, VectorHandle weight, float eps, MatrixHandle next,
-            BufferHandle out) override;
+  void NormInPlace(BufferHandle x, const NormOp& norm) override;
+  void Norm(BufferHandle x, const NormOp& norm, MatrixHandle next, BufferHandle out) override;
+  void Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) override;
   void Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) override;
-  void GateUp(BufferHandle x, MatrixHandle gate_up, BufferHandle out) override;
+  void GateUp(BufferHandle x, MatrixHandle gate_up, const FfnOp& ffn, BufferHandle out) override;
   void AddProjection(BufferHandle x, ProjectionHandle projection, BufferHandle residual) override;
+  void Project(BufferHandle x, ProjectionHandle projection, BufferHandle out) override;
+  void AddScaled(BufferHandle x, float factor, BufferHandle residual) override;
   void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) override;
   void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) override;
-  void Head(BufferHandle x, VectorHandle weight, float eps, HeadHandle head) override;
+  void Head(BufferHandle x, const NormOp& norm, HeadHandle head) override;
   absl::StatusOr<std::vector<RowPartial>> Finish() override;
 
   void OnHost(std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) override {
@@ -83,7 +87,12 @@ class CpuBackend final : public Backend {
     std::int64_t first_k;  // of the rank's own columns
     int first_split;       // of the rank's own splits
   };
+  struct Matrix {
+    const kernels::PackedMatrix* packed;
+    std::vector<float> bias;  // [columns]; empty: none
+  };
   struct Projection {
+    std::vector<float> bias;  // [columns]; empty: none
     std::vector<SplitProduct> products;
     std::vector<kernels::MatrixView> views;  // of the products
     SumTree tree;                            // over all ranks' products; empty if the rank is alone
@@ -92,7 +101,9 @@ class CpuBackend final : public Backend {
     const kernels::PackedMatrix* matrix;  // null: the rank has no chunk of the vocabulary
     VocabularyShard shard;
     std::int64_t vocabulary;
-    std::int64_t size;  // tokens of the shard
+    std::int64_t size;        // tokens of the shard
+    std::vector<float> bias;  // [size]; empty: none
+    float factor, softcap;
   };
   // Part of one sequence's queries against one KV head.
   struct AttentionItem {
@@ -117,17 +128,36 @@ class CpuBackend final : public Backend {
   bool alone() const { return options_.tensor_ranks == 1; }
   int rows() const { return inputs_.rows(); }
   Buffer& At(BufferHandle handle) { return buffers_[handle.index()]; }
-  const float* At(VectorHandle handle) const { return vectors_[handle.index()].data(); }
+  // Null if the handle is not valid.
+  const float* At(VectorHandle handle) const {
+    return handle.valid() ? vectors_[handle.index()].data() : nullptr;
+  }
 
   void PlanAttention();
-  // Adds what all ranks have exchanged to rows [begin, end) of `residual`.
+  // Norms `count` vectors of n floats, one every in_stride, to `out`.
+  void NormRows(const NormOp& norm, const float* x, std::int64_t in_stride, int n, float* out,
+                std::int64_t out_stride, std::int64_t begin, std::int64_t end) const;
+  // Norm and Prepare. Null: no norm.
+  void NormFor(BufferHandle x, const NormOp* norm, MatrixHandle next, BufferHandle out);
+  // AddProjection, or Project where `accumulate` is false.
+  void RunProjection(BufferHandle x, ProjectionHandle projection, bool accumulate,
+                     BufferHandle out);
+  // Adds what all ranks have exchanged to rows [begin, end) of `out`, or puts it there.
   void AddParts(const SumTree& tree, absl::Span<const float* const> parts, std::int64_t begin,
-                std::int64_t end, Buffer& residual);
-  // Norms each head of Q and K of rows [begin, end), in place.
+                std::int64_t end, bool accumulate, Buffer& out);
+  // Adds bias[column, ...) to `count` columns of each row of the step.
+  void AddBias(const std::vector<float>& bias, Buffer& out, std::int64_t column,
+               std::int64_t count);
+  // Norms Q and K of rows [begin, end), in place.
   void NormHeads(const AttentionOp& attention, Buffer& qkv, std::int64_t begin, std::int64_t end);
   // Norms, rotates and stores rows [begin, end).
   void RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, std::int64_t begin,
                         std::int64_t end);
+  // Norms one head with its own weight.
+  void NormOwnHead(const NormOp& norm, int head, int dim, float* x) const;
+  // What follows the product of the head in panels [begin, end).
+  void FinishLogits(const HeadWeights& head, const Product& product, std::int64_t begin,
+                    std::int64_t end);
   // Whether this rank gets the full row of a request.
   bool GetsFullRow(std::int64_t request) const;
   // Reduces the rows of one tile of logits, or hands them over.
@@ -155,8 +185,8 @@ class CpuBackend final : public Backend {
   std::vector<Buffer> buffers_;
   std::vector<std::vector<float>> vectors_;
   std::vector<std::unique_ptr<kernels::RopeTable>> ropes_;
-  std::vector<model::Tensor> embeddings_;
-  std::vector<const kernels::PackedMatrix*> matrices_;
+  std::vector<EmbeddingSource> embeddings_;
+  std::vector<Matrix> matrices_;
   std::vector<Projection> projections_;
   std::vector<HeadWeights> heads_;
   KvCache cache_;

@@ -28,15 +28,25 @@ int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelC
 }  // namespace
 
 void CpuBackend::Embed(EmbeddingHandle handle, BufferHandle out) {
-  const model::Tensor& table = embeddings_[handle.index()];
+  const EmbeddingSource& source = embeddings_[handle.index()];
   Buffer& x = At(out);
-  const size_t row_bytes = table.data.size() / table.dims[1];
+  const auto width = static_cast<size_t>(x.width);
+  // This cannot fail: LoadSpec has checked types and sizes, GroupState tokens and positions.
+  const auto read = [&](const model::Tensor& table, uint64_t row, float* to) {
+    const size_t row_bytes = table.data.size() / table.dims[1];
+    (void)model::DequantizeRow(table.type, table.data.subspan(row * row_bytes, row_bytes),
+                               {to, width});
+  };
   ForRows(rows(), x.width, [&](int64_t begin, int64_t end) {
+    std::vector<float> position(source.positions == nullptr ? 0 : width);
     for (int64_t r = begin; r < end; ++r) {
-      // This cannot fail: LoadSpec has checked type and size, GroupState the tokens.
-      (void)model::DequantizeRow(table.type,
-                                 table.data.subspan(inputs_.tokens[r].id * row_bytes, row_bytes),
-                                 {x.data.data() + r * x.width, static_cast<size_t>(x.width)});
+      float* const row = x.data.data() + r * x.width;
+      read(*source.table, inputs_.tokens[r].id, row);
+      if (source.factor != 1) ops_.scale(row, source.factor, x.width);
+      if (source.positions == nullptr) continue;
+      read(*source.positions, static_cast<uint64_t>(inputs_.positions[r]) + source.position_offset,
+           position.data());
+      ops_.add(position.data(), row, x.width);
     }
   });
 }
@@ -49,19 +59,63 @@ void CpuBackend::SendResidual(BufferHandle x) {
   options_.exchange->SendResidual(At(x).data.data(), rows() * At(x).width);
 }
 
-void CpuBackend::Norm(BufferHandle in, VectorHandle weight, float eps, MatrixHandle next,
-                      BufferHandle out) {
+void CpuBackend::NormRows(const NormOp& norm, const float* x, int64_t in_stride, int n, float* out,
+                          int64_t out_stride, int64_t begin, int64_t end) const {
+  if (norm.spec.kind == model::NormKind::kRms) {
+    ops_.rms_norm({.x = x,
+                   .x_stride = in_stride,
+                   .weight = At(norm.weight),
+                   .n = n,
+                   .eps = norm.spec.eps,
+                   .out = out,
+                   .out_stride = out_stride},
+                  static_cast<int>(begin), static_cast<int>(end));
+  } else {
+    ops_.layer_norm({.x = x,
+                     .x_stride = in_stride,
+                     .weight = At(norm.weight),
+                     .bias = At(norm.bias),
+                     .n = n,
+                     .eps = norm.spec.eps,
+                     .out = out,
+                     .out_stride = out_stride},
+                    static_cast<int>(begin), static_cast<int>(end));
+  }
+}
+
+void CpuBackend::NormOwnHead(const NormOp& norm, int head, int dim, float* x) const {
+  ops_.layer_norm({.x = x,
+                   .x_stride = dim,
+                   .weight = At(norm.weight) + int64_t{head} * dim,
+                   .bias = nullptr,
+                   .n = dim,
+                   .eps = norm.spec.eps,
+                   .out = x,
+                   .out_stride = dim},
+                  0, 1);
+}
+
+void CpuBackend::NormInPlace(BufferHandle handle, const NormOp& norm) {
+  Buffer& x = At(handle);
+  ForRows(rows(), x.width, [&](int64_t begin, int64_t end) {
+    NormRows(norm, x.data.data(), x.width, static_cast<int>(x.width), x.data.data(), x.width, begin,
+             end);
+  });
+}
+
+void CpuBackend::Norm(BufferHandle x, const NormOp& norm, MatrixHandle next, BufferHandle out) {
+  NormFor(x, &norm, next, out);
+}
+
+void CpuBackend::Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) {
+  NormFor(x, nullptr, next, out);
+}
+
+void CpuBackend::NormFor(BufferHandle in, const NormOp* norm, MatrixHandle next, BufferHandle out) {
   NoteMove();
-  const MatrixView matrix = matrices_[next.index()]->view();
+  const MatrixView matrix = matrices_[next.index()].packed->view();
   Buffer& x = At(in);
   Buffer& normed = At(out);
-  const kernels::RmsNormArgs norm{.x = x.data.data(),
-                                  .x_stride = x.width,
-                                  .weight = At(weight),
-                                  .n = static_cast<int>(x.width),
-                                  .eps = eps,
-                                  .out = normed.data.data(),
-                                  .out_stride = normed.width};
   const kernels::QuantizeArgs quantize = QuantizeFor({.matrix = matrix,
                                                       .x = normed.data.data(),
                                                       .x_stride = normed.width,
@@ -69,28 +123,49 @@ void CpuBackend::Norm(BufferHandle in, VectorHandle weight, float eps, MatrixHan
                                                       .out_stride = 0,
                                                       .rows = rows()});
   ForRows(rows(), x.width, [&](int64_t begin, int64_t end) {
-    ops_.rms_norm(norm, static_cast<int>(begin), static_cast<int>(end));
+    if (norm != nullptr) {
+      NormRows(*norm, x.data.data(), x.width, static_cast<int>(x.width), normed.data.data(),
+               normed.width, begin, end);
+    } else {
+      for (int64_t r = begin; r < end; ++r) {
+        std::copy_n(x.data.data() + r * x.width, x.width, normed.data.data() + r * normed.width);
+      }
+    }
     if (Quantizes(matrix)) {
       ops_.quantize_rows(quantize, static_cast<int>(begin), static_cast<int>(end));
     }
   });
 }
 
+void CpuBackend::AddBias(const std::vector<float>& bias, Buffer& out, int64_t column,
+                         int64_t count) {
+  if (bias.empty()) return;
+  for (int64_t r = 0; r < rows(); ++r) {
+    ops_.add(bias.data() + column, out.data.data() + r * out.width + column, count);
+  }
+}
+
 void CpuBackend::Multiply(BufferHandle x, MatrixHandle handle, BufferHandle out) {
-  const MatrixView matrix = matrices_[handle.index()]->view();
+  const Matrix& weights = matrices_[handle.index()];
+  const MatrixView matrix = weights.packed->view();
   const Product product{.matrix = matrix,
                         .x = At(x).data.data(),
                         .x_stride = At(x).width,
                         .out = At(out).data.data(),
                         .out_stride = At(out).width,
                         .rows = rows()};
-  pool_.ParallelFor(matrix.panels(),
-                    [&](int64_t begin, int64_t end) { MatMul(product, begin, end); });
+  pool_.ParallelFor(matrix.panels(), [&](int64_t begin, int64_t end) {
+    MatMul(product, begin, end);
+    const int64_t column = begin * kPanelColumns;
+    AddBias(weights.bias, At(out), column,
+            std::min<int64_t>(end * kPanelColumns, matrix.columns) - column);
+  });
 }
 
-void CpuBackend::GateUp(BufferHandle x, MatrixHandle handle, BufferHandle out) {
-  const MatrixView matrix = matrices_[handle.index()]->view();
-  const int64_t width = matrix.columns / 2, panels = Panels(width);
+void CpuBackend::GateUp(BufferHandle x, MatrixHandle handle, const FfnOp& ffn, BufferHandle out) {
+  const Matrix& weights = matrices_[handle.index()];
+  const MatrixView matrix = weights.packed->view();
+  const int64_t width = ffn.gated ? matrix.columns / 2 : matrix.columns, panels = Panels(width);
   Buffer& gate_up = At(out);
   const Product product{.matrix = matrix,
                         .x = At(x).data.data(),
@@ -101,27 +176,41 @@ void CpuBackend::GateUp(BufferHandle x, MatrixHandle handle, BufferHandle out) {
   pool_.ParallelFor(panels, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; p += kFusedPanels) {
       const int64_t last = std::min(p + kFusedPanels, end);
-      MatMul(product, p, last);
-      MatMul(product, panels + p, panels + last);
       const int64_t column = p * kPanelColumns;
+      const int64_t count = std::min(last * kPanelColumns, width) - column;
+      MatMul(product, p, last);
+      AddBias(weights.bias, gate_up, column, count);
+      if (ffn.gated) {
+        MatMul(product, panels + p, panels + last);
+        AddBias(weights.bias, gate_up, width + column, count);
+      }
       float* const gate = gate_up.data.data() + column;
-      const kernels::SiluMulArgs args{
-          .gate = gate,
-          .up = gate + width,
-          .in_stride = gate_up.width,
-          .n = static_cast<int>(std::min(last * kPanelColumns, width) - column),
-          .out = gate,
-          .out_stride = gate_up.width};
-      ops_.silu_mul(args, 0, rows());
+      const kernels::ActivateArgs args{.activation = ffn.activation,
+                                       .gate = gate,
+                                       .up = ffn.gated ? gate + width : nullptr,
+                                       .in_stride = gate_up.width,
+                                       .n = static_cast<int>(count),
+                                       .out = gate,
+                                       .out_stride = gate_up.width};
+      ops_.activate(args, 0, rows());
     }
   });
 }
 
-void CpuBackend::AddProjection(BufferHandle in, ProjectionHandle handle, BufferHandle out) {
+void CpuBackend::AddProjection(BufferHandle x, ProjectionHandle projection, BufferHandle residual) {
+  RunProjection(x, projection, /*accumulate=*/true, residual);
+}
+
+void CpuBackend::Project(BufferHandle x, ProjectionHandle projection, BufferHandle out) {
+  RunProjection(x, projection, /*accumulate=*/false, out);
+}
+
+void CpuBackend::RunProjection(BufferHandle in, ProjectionHandle handle, bool accumulate,
+                               BufferHandle to) {
   const Projection& projection = projections_[handle.index()];
   const Buffer& x = At(in);
-  Buffer& residual = At(out);
-  const int64_t hidden = residual.width, panels = Panels(hidden);
+  Buffer& out = At(to);
+  const int64_t hidden = out.width, panels = Panels(hidden);
   float* const outgoing = alone() ? nullptr : options_.exchange->Partials();
   const auto count = static_cast<int64_t>(projection.products.size());
   const auto product = [&](int64_t i) {
@@ -129,9 +218,9 @@ void CpuBackend::AddProjection(BufferHandle in, ProjectionHandle handle, BufferH
     return Product{.matrix = projection.views[i],
                    .x = x.data.data() + split.first_k,
                    .x_stride = x.width,
-                   .out = alone() ? residual.data.data() : outgoing + i * rows() * hidden,
+                   .out = alone() ? out.data.data() : outgoing + i * rows() * hidden,
                    .out_stride = hidden,
-                   .accumulate = alone(),
+                   .accumulate = alone() && accumulate,
                    .rows = rows(),
                    .first_k = split.first_k,
                    .first_split = split.first_split};
@@ -139,20 +228,29 @@ void CpuBackend::AddProjection(BufferHandle in, ProjectionHandle handle, BufferH
   for (int64_t i = 0; i < count; ++i) Quantize(product(i));
   pool_.ParallelFor(count * panels, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin / panels; i * panels < end; ++i) {
-      MatMul(product(i), std::max(begin - i * panels, int64_t{0}),
-             std::min(end - i * panels, panels));
+      const int64_t first = std::max(begin - i * panels, int64_t{0});
+      const int64_t last = std::min(end - i * panels, panels);
+      MatMul(product(i), first, last);
+      if (!alone()) continue;
+      const int64_t column = first * kPanelColumns;
+      AddBias(projection.bias, out, column, std::min(last * kPanelColumns, hidden) - column);
     }
   });
   if (alone()) return;
   const auto parts = options_.exchange->SharePartials(count * rows() * hidden);
-  ForRows(
-      rows(), hidden * static_cast<int64_t>(projection.tree.parts.size()),
-      [&](int64_t begin, int64_t end) { AddParts(projection.tree, parts, begin, end, residual); });
+  ForRows(rows(), hidden * static_cast<int64_t>(projection.tree.parts.size()),
+          [&](int64_t begin, int64_t end) {
+            AddParts(projection.tree, parts, begin, end, accumulate, out);
+            if (projection.bias.empty()) return;
+            for (int64_t r = begin; r < end; ++r) {
+              ops_.add(projection.bias.data(), out.data.data() + r * hidden, hidden);
+            }
+          });
 }
 
 void CpuBackend::AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
-                          int64_t end, Buffer& residual) {
-  const int64_t hidden = residual.width;
+                          int64_t end, bool accumulate, Buffer& out) {
+  const int64_t hidden = out.width;
   float registers[kTreeDepth][kTreeColumns];
   for (int64_t at = begin * hidden; at < end * hidden; at += kTreeColumns) {
     const int64_t n = std::min(kTreeColumns, end * hidden - at);
@@ -164,8 +262,21 @@ void CpuBackend::AddParts(const SumTree& tree, absl::Span<const float* const> pa
         ops_.add(registers[step.to + 1], registers[step.to], n);
       }
     }
-    ops_.add(registers[0], residual.data.data() + at, n);
+    if (accumulate) {
+      ops_.add(registers[0], out.data.data() + at, n);
+    } else {
+      std::copy_n(registers[0], n, out.data.data() + at);
+    }
   }
+}
+
+void CpuBackend::AddScaled(BufferHandle in, float factor, BufferHandle residual) {
+  const Buffer& x = At(in);
+  Buffer& out = At(residual);
+  ForRows(rows(), out.width, [&](int64_t begin, int64_t end) {
+    ops_.add_scaled(x.data.data() + begin * x.width, factor, out.data.data() + begin * out.width,
+                    (end - begin) * out.width);
+  });
 }
 
 void CpuBackend::RopeAndStore(const AttentionOp& attention, BufferHandle handle) {
@@ -187,17 +298,23 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
   end = align(end);
   if (begin >= end) return;
 
-  if (attention.query_norm.valid()) NormHeads(attention, qkv, begin, end);
-  const kernels::RopeArgs rope{.x = qkv.data.data(),
-                               .token_stride = qkv.width,
-                               .heads = attention.heads + attention.kv_heads,
-                               .dim = attention.head_dim,
-                               .positions = inputs_.positions.data(),
-                               .table = ropes_[attention.rope.index()]->data()};
-  ops_.rope(rope, static_cast<int>(begin), static_cast<int>(end));
+  NormHeads(attention, qkv, begin, end);
+  const int dim = attention.head_dim;
+  const int64_t query_width = int64_t{attention.projected_heads} * dim;
+  const int64_t key_width = int64_t{attention.projected_kv_heads} * dim;
+  const int64_t first_key = query_width + int64_t{attention.first_kv_head} * dim;
+  if (attention.rope.valid()) {
+    const kernels::RopeTable& table = *ropes_[attention.rope.index()];
+    kernels::RopeArgs rope{.x = qkv.data.data(),
+                           .token_stride = qkv.width,
+                           .heads = attention.projected_heads + attention.projected_kv_heads,
+                           .head_stride = dim,
+                           .dim = table.dim(),
+                           .positions = inputs_.positions.data(),
+                           .table = table.data()};
+    ops_.rope(rope, static_cast<int>(begin), static_cast<int>(end));
+  }
 
-  const int64_t query_width = int64_t{attention.heads} * attention.head_dim;
-  const int64_t kv_width = int64_t{attention.kv_heads} * attention.head_dim;
   for (int64_t row = begin; row < end;) {
     const int index = row_sequences_[row];
     const StepSequence& sequence = inputs_.sequences[index];
@@ -206,8 +323,8 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
     kernels::KvWriteArgs write{.cache = cache_.Layer(attention.layer),
                                .first_position = sequence.first_position,
                                .heads = attention.kv_heads,
-                               .k = token + query_width,
-                               .v = token + query_width + kv_width,
+                               .k = token + first_key,
+                               .v = token + query_width + key_width,
                                .token_stride = qkv.width};
     write.cache.block_table = inputs_.table(index, attention.group);
     ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
@@ -218,20 +335,27 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
 
 void CpuBackend::NormHeads(const AttentionOp& attention, Buffer& qkv, int64_t begin, int64_t end) {
   const int dim = attention.head_dim;
-  const auto norm = [&](float* heads, int count, VectorHandle weight) {
-    ops_.rms_norm({.x = heads,
-                   .x_stride = dim,
-                   .weight = At(weight),
-                   .n = dim,
-                   .eps = attention.norm_eps,
-                   .out = heads,
-                   .out_stride = dim},
-                  0, count);
+  const auto norm = [&](float* heads, int count, const NormOp& op) {
+    switch (attention.head_norms) {
+      case model::HeadNorms::kNone:
+        return;
+      case model::HeadNorms::kShared:
+        return NormRows(op, heads, dim, dim, heads, dim, 0, count);
+      case model::HeadNorms::kOwn:
+        for (int head = 0; head < count; ++head) {
+          NormOwnHead(op, head, dim, heads + int64_t{head} * dim);
+        }
+        return;
+      case model::HeadNorms::kAllHeads:
+        return NormRows(op, heads, int64_t{count} * dim, count * dim, heads, int64_t{count} * dim,
+                        0, 1);
+    }
   };
   for (int64_t row = begin; row < end; ++row) {
     float* const token = qkv.data.data() + row * qkv.width;
-    norm(token, attention.heads, attention.query_norm);
-    norm(token + int64_t{attention.heads} * dim, attention.kv_heads, attention.key_norm);
+    norm(token, attention.projected_heads, attention.query_norm);
+    norm(token + int64_t{attention.projected_heads} * dim, attention.projected_kv_heads,
+         attention.key_norm);
   }
 }
 
@@ -252,28 +376,46 @@ void CpuBackend::PlanAttention() {
 }
 
 void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHandle out) {
+  // What no head owns stays zero from the start: nothing else writes to this buffer.
   const Buffer& qkv = At(in);
   Buffer& attended = At(out);
   const kernels::KvView cache = cache_.Layer(attention.layer);
   const int kv_heads = attention.kv_heads, group = attention.heads / attention.kv_heads;
+  const int dim = attention.head_dim;
+  const float* const slopes = At(attention.slopes);
+  const float* const sinks = At(attention.sinks);
   const auto count = static_cast<int64_t>(attention_items_.size()) * kv_heads;
   pool_.ParallelItems(count, [&](int64_t i) {
     const AttentionItem& item = attention_items_[i / kv_heads];
     const int kv_head = static_cast<int>(i % kv_heads);
     const StepSequence& sequence = inputs_.sequences[item.sequence];
-    const int64_t head_offset = int64_t{kv_head} * group * attention.head_dim;
-    kernels::AttentionArgs args{
-        .cache = cache,
-        .kv_head = kv_head,
-        .first_position = sequence.first_position,
-        .heads = group,
-        .q = qkv.data.data() + sequence.row_begin * qkv.width + head_offset,
-        .q_stride = qkv.width,
-        .scale = attention.scale,
-        .out = attended.data.data() + sequence.row_begin * attended.width + head_offset,
-        .out_stride = attended.width};
-    args.cache.block_table = inputs_.table(item.sequence, attention.group);
-    ops_.paged_attention(args, item.row, item.row + item.rows);
+    // Heads whose results lie side by side are one call.
+    for (int head = kv_head * group; head < (kv_head + 1) * group;) {
+      int heads = 1;
+      while (head + heads < (kv_head + 1) * group &&
+             attention.head_places[head + heads] == attention.head_places[head] + heads * dim) {
+        ++heads;
+      }
+      const int64_t query = int64_t{attention.first_head + head} * dim;
+      kernels::AttentionArgs args{.cache = cache,
+                                  .kv_head = kv_head,
+                                  .first_position = sequence.first_position,
+                                  .heads = heads,
+                                  .q = qkv.data.data() + sequence.row_begin * qkv.width + query,
+                                  .q_stride = qkv.width,
+                                  .scale = attention.scale,
+                                  .window = attention.window,
+                                  .softcap = attention.softcap,
+                                  .slopes = slopes == nullptr ? nullptr : slopes + head,
+                                  .sinks = sinks == nullptr ? nullptr : sinks + head,
+                                  .out = attended.data.data() +
+                                         sequence.row_begin * attended.width +
+                                         attention.head_places[head],
+                                  .out_stride = attended.width};
+      args.cache.block_table = inputs_.table(item.sequence, attention.group);
+      ops_.paged_attention(args, item.row, item.row + item.rows);
+      head += heads;
+    }
   });
 }
 
@@ -281,7 +423,7 @@ bool CpuBackend::GetsFullRow(int64_t request) const {
   return inputs_.full_rows_to_all || request % options_.tensor_ranks == options_.tensor_rank;
 }
 
-void CpuBackend::Head(BufferHandle in, VectorHandle weight, float eps, HeadHandle handle) {
+void CpuBackend::Head(BufferHandle in, const NormOp& norm, HeadHandle handle) {
   NoteMove();
   const HeadWeights& head = heads_[handle.index()];
   const Buffer& x = At(in);
@@ -291,14 +433,8 @@ void CpuBackend::Head(BufferHandle in, VectorHandle weight, float eps, HeadHandl
     const auto tile = requests.subspan(first, kLogitRows);
     const int count = static_cast<int>(tile.size());
     for (int i = 0; head.matrix != nullptr && i < count; ++i) {
-      ops_.rms_norm({.x = x.data.data() + tile[i].row * x.width,
-                     .x_stride = x.width,
-                     .weight = At(weight),
-                     .n = static_cast<int>(x.width),
-                     .eps = eps,
-                     .out = head_input_.data() + i * x.width,
-                     .out_stride = x.width},
-                    0, 1);
+      NormRows(norm, x.data.data() + tile[i].row * x.width, x.width, static_cast<int>(x.width),
+               head_input_.data() + i * x.width, x.width, 0, 1);
     }
     float* const logits = alone() ? logits_.data() : options_.exchange->Logits();
     const Product product{.matrix = matrix,
@@ -309,8 +445,10 @@ void CpuBackend::Head(BufferHandle in, VectorHandle weight, float eps, HeadHandl
                           .rows = count};
     if (head.matrix != nullptr) {
       Quantize(product);
-      pool_.ParallelFor(matrix.panels(),
-                        [&](int64_t begin, int64_t end) { MatMul(product, begin, end); });
+      pool_.ParallelFor(matrix.panels(), [&](int64_t begin, int64_t end) {
+        MatMul(product, begin, end);
+        FinishLogits(head, product, begin, end);
+      });
     }
     const bool any_full =
         std::any_of(tile.begin(), tile.end(), [](const RowRequest& r) { return r.full_row; });
@@ -319,6 +457,19 @@ void CpuBackend::Head(BufferHandle in, VectorHandle weight, float eps, HeadHandl
           count, {.all = inputs_.full_rows_to_all, .first_owner = static_cast<uint32_t>(first)});
     }
     TakeTile(head, logits, first, count);
+  }
+}
+
+void CpuBackend::FinishLogits(const HeadWeights& head, const Product& product, int64_t begin,
+                              int64_t end) {
+  if (head.bias.empty() && head.factor == 1 && head.softcap == 0) return;
+  const int64_t column = begin * kPanelColumns;
+  const int64_t count = std::min(end * kPanelColumns, head.size) - column;
+  for (int row = 0; row < product.rows; ++row) {
+    float* const logits = product.out + row * product.out_stride + column;
+    if (!head.bias.empty()) ops_.add(head.bias.data() + column, logits, count);
+    if (head.factor != 1) ops_.scale(logits, head.factor, count);
+    if (head.softcap != 0) ops_.softcap(logits, head.softcap, count);
   }
 }
 

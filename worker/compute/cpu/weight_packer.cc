@@ -19,20 +19,20 @@ static_assert(kRowsPerItem % kernels::kPanelColumns == 0);
 
 }  // namespace
 
+absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> parts, int64_t k) {
+  return Add(std::move(parts), k, {{.first = 0, .count = k, .at = 0}});
+}
+
 absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> parts, int64_t k,
-                                                      int64_t first_k,
+                                                      std::vector<Segment> segments,
                                                       absl::Span<const int32_t> split_ends) {
   std::vector<Source> sources;
   WeightEncoding encoding = model::EncodingOf(parts[0].tensor->type);
   int64_t columns = 0;
   for (const MatrixPart& part : parts) {
-    sources.push_back({.tensor = part.tensor,
-                       .row = part.rows.begin,
-                       .count = part.rows.size(),
-                       .first_k = first_k,
-                       .column = columns,
-                       .pairs_of = part.pairs_of});
-    columns += part.rows.size();
+    sources.push_back(
+        {.part = part, .row = part.rows.begin, .count = part.rows.size(), .column = columns});
+    columns += part.count();
     if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
   }
   auto created = PackedMatrix::Create(encoding, columns, k, split_ends);
@@ -41,70 +41,77 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
   bytes_ += matrix.bytes();
 
   if (sources.size() > 1) {  // parts may share a panel, so they are one item
-    items_.push_back({&matrix, std::move(sources)});
+    items_.push_back({&matrix, std::move(sources), std::move(segments)});
     return &matrix;
   }
-  for (int64_t row = 0; row < columns; row += kRowsPerItem) {
+  const int64_t count = sources[0].count;
+  for (int64_t row = 0; row < count; row += kRowsPerItem) {
     Source part = sources[0];
     part.row += row;
     part.column = row;
-    part.count = std::min(kRowsPerItem, columns - row);
-    items_.push_back({&matrix, {part}});
+    part.count = std::min(kRowsPerItem, count - row);
+    items_.push_back({&matrix, {part}, segments});
   }
   return &matrix;
 }
 
 // Reads the source's rows panel by panel, in the encoding of the matrix, and packs them.
-absl::Status WeightPacker::PackSource(PackedMatrix& matrix, const Source& source,
+absl::Status WeightPacker::PackSource(const Item& item, const Source& source,
                                       LoadProgress* progress) {
+  PackedMatrix& matrix = *item.matrix;
+  const auto read = source.part.transposed ? model::ReadTransposedPanel : model::ReadPanel;
   const auto panel = std::make_unique<WeightPanel>();
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < source.count; row += static_cast<int64_t>(rows.size())) {
     rows.clear();
     const int64_t last = std::min(row + kPanelOutputs, source.count);
-    for (int64_t r = row; r < last; ++r) {
-      rows.push_back(model::IndexInFile(source.row + r, source.pairs_of));
+    for (int64_t r = row; r < last; ++r) rows.push_back(source.part.map.At(source.row + r));
+    for (const Segment& segment : item.segments) {
+      int64_t count;
+      for (int64_t k = 0; k < segment.count; k += count) {
+        const int64_t first = segment.first + k;
+        count = std::min(kPanelWindow - first % kPanelWindow, segment.count - k);
+        absl::Status status =
+            read(*source.part.tensor, rows, first, first + count, matrix.encoding(), *panel);
+        if (status.ok()) {
+          status = matrix.PackPanel(*panel, source.column + row, segment.at + k);
+        }
+        if (!status.ok()) return status;
+      }
     }
-    int64_t count;
-    for (int64_t k = 0; k < matrix.k(); k += count) {
-      const int64_t first = source.first_k + k;
-      count = std::min(kPanelWindow - first % kPanelWindow, matrix.k() - k);
-      absl::Status status =
-          model::ReadPanel(*source.tensor, rows, first, first + count, matrix.encoding(), *panel);
-      if (status.ok()) status = matrix.PackPanel(*panel, source.column + row, k);
-      if (!status.ok()) return status;
-    }
-    if (progress != nullptr) progress->Move(FileBytes(source, matrix.k(), last - row));
+    if (progress != nullptr) progress->Move(FileBytes(item, source, last - row));
   }
   return absl::OkStatus();
 }
 
-uint64_t WeightPacker::FileBytes(const Source& source, int64_t k, int64_t rows) {
-  const auto& tensor = *source.tensor;
-  const uint64_t whole_row = tensor.data.size() / std::max<uint64_t>(1, tensor.dims[1]);
-  return whole_row * static_cast<uint64_t>(rows) * static_cast<uint64_t>(k) /
-         std::max<uint64_t>(1, tensor.dims[0]);
+uint64_t WeightPacker::FileBytes(const Item& item, const Source& source, int64_t rows) {
+  const model::Tensor& tensor = *source.part.tensor;
+  uint64_t elements = 0;
+  for (const Segment& segment : item.segments) elements += static_cast<uint64_t>(segment.count);
+  // In units of a row of the file, or of a column.
+  const uint64_t outputs = tensor.dims[source.part.transposed ? 0 : 1];
+  const uint64_t inputs = tensor.dims[source.part.transposed ? 1 : 0];
+  return tensor.data.size() / std::max<uint64_t>(1, outputs) * static_cast<uint64_t>(rows) *
+         elements / std::max<uint64_t>(1, inputs);
 }
 
 absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {
   uint64_t bytes = 0;
   for (const Item& item : items_) {
-    for (const Source& source : item.sources) {
-      bytes += FileBytes(source, item.matrix->k(), source.count);
-    }
+    for (const Source& source : item.sources) bytes += FileBytes(item, source, source.count);
   }
   if (progress != nullptr) progress->Begin(LoadPhase::kWeights, bytes);
   std::vector<absl::Status> results(items_.size());
   pool.ParallelItems(static_cast<int64_t>(items_.size()), [&](int64_t i) {
     for (const Source& source : items_[i].sources) {
-      results[i].Update(PackSource(*items_[i].matrix, source, progress));
+      results[i].Update(PackSource(items_[i], source, progress));
     }
   });
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].ok()) continue;
-    return absl::Status(
-        results[i].code(),
-        absl::StrCat(std::string(items_[i].sources[0].tensor->name), ": ", results[i].message()));
+    return absl::Status(results[i].code(),
+                        absl::StrCat(std::string(items_[i].sources[0].part.tensor->name), ": ",
+                                     results[i].message()));
   }
   items_.clear();
   return absl::OkStatus();

@@ -20,12 +20,22 @@ namespace flotilla::worker {
 
 class WeightPacker {
  public:
-  // Lists a matrix whose outputs are those of the parts, one after the other. Of each row it takes
-  // `k` elements from first_k on; `split_ends` is as for PackedMatrix. The matrix lives as long as
-  // the packer, and is zero until Pack. Errors as for PackedMatrix::Create.
+  // Elements of the rows of a tensor, and where they begin in those of the matrix.
+  struct Segment {
+    std::int64_t first = 0;  // a multiple of 32
+    std::int64_t count = 0;
+    std::int64_t at = 0;  // a multiple of 32
+  };
+
+  // Lists a matrix of rows of `k` whose outputs are those of the parts, one after the other, of
+  // which each row has the elements of the segments; the rest is zero. `split_ends` is as for
+  // PackedMatrix. The matrix lives as long as the packer, and is zero until Pack. Errors as for
+  // PackedMatrix::Create.
   absl::StatusOr<const kernels::PackedMatrix*> Add(std::vector<MatrixPart> parts, std::int64_t k,
-                                                   std::int64_t first_k = 0,
+                                                   std::vector<Segment> segments,
                                                    absl::Span<const std::int32_t> split_ends = {});
+  // The same of whole rows.
+  absl::StatusOr<const kernels::PackedMatrix*> Add(std::vector<MatrixPart> parts, std::int64_t k);
 
   // Packs all matrices of the list with the threads of `pool`. An error names the tensor.
   // `progress`, which may be null, gets the bytes of the file that are read.
@@ -35,25 +45,23 @@ class WeightPacker {
 
  private:
   // A part of a tensor that goes into a matrix. The `count` rows from `row` on become the matrix
-  // columns from `column` on. The matrix takes k elements of each row, from first_k on.
+  // columns from `column` on.
   struct Source {
-    const model::Tensor* tensor;
+    MatrixPart part;
     std::int64_t row;
     std::int64_t count;
-    std::int64_t first_k;
     std::int64_t column;
-    std::int64_t pairs_of;  // as MatrixPart::pairs_of
   };
   // One unit of parallel work. No other unit writes the panels of its columns.
   struct Item {
     kernels::PackedMatrix* matrix;
     std::vector<Source> sources;
+    std::vector<Segment> segments;
   };
 
-  static absl::Status PackSource(kernels::PackedMatrix& matrix, const Source& source,
-                                 LoadProgress* progress);
+  static absl::Status PackSource(const Item& item, const Source& source, LoadProgress* progress);
   // The bytes of the file that `rows` of the source have.
-  static std::uint64_t FileBytes(const Source& source, std::int64_t k, std::int64_t rows);
+  static std::uint64_t FileBytes(const Item& item, const Source& source, std::int64_t rows);
 
   std::deque<kernels::PackedMatrix> matrices_;
   std::vector<Item> items_;

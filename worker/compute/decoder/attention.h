@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/spec.h"
 #include "worker/compute/backend.h"
+#include "worker/compute/decoder/residual.h"
 #include "worker/compute/decoder/weight_source.h"
 
 namespace flotilla::worker {
@@ -17,26 +19,30 @@ class AttentionPart {
   // Activations, which the attentions of all layers share.
   struct Buffers {
     BufferHandle normed;            // [hidden]
+    BufferHandle projected;         // [hidden], as ResidualPart wants it
     BufferHandle qkv;               // q, k and v of this rank's heads
-    BufferHandle attended;          // as q
+    BufferHandle attended;          // as the output's splits are laid out
     std::vector<RopeHandle> ropes;  // of the model
   };
-  // Adds the buffers. `normed` is the decoder's.
-  static Buffers AddBuffers(const WeightSource& weights, BufferHandle normed);
+  // Adds the buffers. `normed` and `projected` are the decoder's.
+  static Buffers AddBuffers(const WeightSource& weights, BufferHandle normed,
+                            BufferHandle projected);
 
   // Adds the weights of layer `layer` of the model. Errors as for WeightSource.
   static absl::StatusOr<AttentionPart> Create(const WeightSource& weights, std::uint32_t layer,
                                               const Buffers& buffers);
 
-  void Run(BufferHandle residual, Backend& backend) const;
+  // Reads the residual.
+  void Begin(BufferHandle residual, Backend& backend) const;
+  // Adds to it.
+  void End(BufferHandle residual, Backend& backend) const;
 
  private:
   Buffers buffers_;
   AttentionOp op_;
-  float norm_eps_ = 0;
-  VectorHandle norm_;
-  MatrixHandle qkv_;         // hidden -> (heads + 2 kv_heads) * head_dim
-  ProjectionHandle output_;  // heads * head_dim -> hidden; splits: KV heads
+  std::optional<NormOp> norm_;
+  MatrixHandle qkv_;     // hidden -> q, k, v
+  ResidualPart output_;  // heads * head_dim -> hidden; splits: those of attention
 };
 
 }  // namespace flotilla::worker

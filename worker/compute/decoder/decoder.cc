@@ -12,17 +12,20 @@ namespace flotilla::worker {
 using model::TensorRole;
 
 absl::Status Decoder::Check(const model::ModelSpec& spec) {
-  const model::LayerSpec& layer = spec.layers.front();
-  const auto alike = [&](const model::LayerSpec& other) { return other == layer; };
+  const model::LayerSpec& first = spec.layers.front();
   std::string_view part;
-  if (!layer.norms_before) part = "layers without norms before their parts";
-  if (layer.norms_after) part = "norms after the parts of a layer";
-  if (layer.wiring == model::Wiring::kParallel) part = "attention and FFN in parallel";
-  if (layer.residual_factor != 1) part = "a factor of the residual";
-  if (layer.moe.has_value()) part = "a mixture of experts";
+  for (const model::LayerSpec& layer : spec.layers) {
+    const model::AttentionSpec& attention = layer.attention;
+    if (layer.moe.has_value()) part = "a mixture of experts";
+    if (attention.heads != first.attention.heads ||
+        attention.head_dim != first.attention.head_dim ||
+        attention.kv_heads != first.attention.kv_heads || layer.ffn.width != first.ffn.width ||
+        layer.ffn.gated != first.ffn.gated) {
+      part = "layers of different sizes";
+    }
+  }
   if (spec.kv_groups.size() > 1) part = "several KV groups";
-  if (spec.kv_groups.front().window > 0) part = "attention in a window";
-  if (!std::all_of(spec.layers.begin(), spec.layers.end(), alike)) part = "layers that differ";
+  if (spec.kv_groups.front().window > 0) part = "a KV group that keeps a window only";
   if (part.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("the decoder cannot compute ", std::string(part)));
 }
@@ -41,13 +44,23 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
   decoder.last_stage_ = stage + 1 == shape.pipeline;
   decoder.residual_ = backend.AddBuffer(spec.hidden);
   const BufferHandle normed = backend.AddBuffer(spec.hidden);
-  const auto attention_buffers = AttentionPart::AddBuffers(weights, normed);
-  const auto ffn_buffers = FfnPart::AddBuffers(weights, normed);
+  BufferHandle projected;
+  if (std::any_of(spec.layers.begin(), spec.layers.end(), ResidualPart::NeedsBuffer)) {
+    projected = backend.AddBuffer(spec.hidden);
+  }
+  const auto attention_buffers = AttentionPart::AddBuffers(weights, normed, projected);
+  const auto ffn_buffers = FfnPart::AddBuffers(weights, normed, projected);
 
   if (decoder.first_stage_) {
     const auto embedding = weights.AddEmbedding();
     if (!embedding.ok()) return embedding.status();
     decoder.embedding_ = *embedding;
+    if (weights.Has(TensorRole::kEmbeddingNorm)) {
+      const auto norm = weights.AddNorm(spec.embedding_norm, TensorRole::kEmbeddingNorm,
+                                        TensorRole::kEmbeddingNormBias, 0);
+      if (!norm.ok()) return norm.status();
+      decoder.embedding_norm_ = *norm;
+    }
   }
   const IndexRange layers = weights.shard().layers;
   for (std::uint32_t layer = layers.begin; layer < layers.end; ++layer) {
@@ -55,13 +68,13 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
     if (!attention.ok()) return attention.status();
     auto ffn = FfnPart::Create(weights, layer, ffn_buffers);
     if (!ffn.ok()) return ffn.status();
-    decoder.layers_.push_back({*std::move(attention), *std::move(ffn)});
+    decoder.layers_.push_back({*std::move(attention), *std::move(ffn), spec.layers[layer].wiring});
   }
   if (decoder.last_stage_) {
-    const auto norm = weights.AddVector(TensorRole::kOutputNorm, 0);
+    const auto norm =
+        weights.AddNorm(spec.output_norm, TensorRole::kOutputNorm, TensorRole::kOutputNormBias, 0);
     if (!norm.ok()) return norm.status();
     decoder.output_norm_ = *norm;
-    decoder.output_norm_eps_ = spec.output_norm_eps;
     const auto head = weights.AddHead();
     if (!head.ok()) return head.status();
     decoder.head_ = *head;
@@ -81,15 +94,21 @@ void Decoder::StartFirst(int layers, StepInputs inputs, RowReceiver* receiver) c
   if (empty) return;
   if (first_stage_) {
     backend_->Embed(embedding_, residual_);
+    if (embedding_norm_.has_value()) backend_->NormInPlace(residual_, *embedding_norm_);
   } else {
     backend_->ReceiveResidual(residual_);
   }
   for (int i = 0; i < layers; ++i) {
-    layers_[i].attention.Run(residual_, *backend_);
-    layers_[i].ffn.Run(residual_, *backend_);
+    const Layer& layer = layers_[i];
+    layer.attention.Begin(residual_, *backend_);
+    // In parallel the FFN sees the residual without the attention.
+    if (layer.wiring == model::Wiring::kParallel) layer.ffn.Begin(residual_, *backend_);
+    layer.attention.End(residual_, *backend_);
+    if (layer.wiring == model::Wiring::kSequential) layer.ffn.Begin(residual_, *backend_);
+    layer.ffn.End(residual_, *backend_);
   }
   if (last_stage_) {
-    backend_->Head(residual_, output_norm_, output_norm_eps_, head_);
+    backend_->Head(residual_, output_norm_, head_);
   } else {
     backend_->SendResidual(residual_);
   }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -49,6 +50,7 @@ class Decoder {
   struct Layer {
     AttentionPart attention;
     FfnPart ffn;
+    model::Wiring wiring;
   };
 
   Decoder() = default;
@@ -57,9 +59,9 @@ class Decoder {
   bool first_stage_ = true, last_stage_ = true;
   BufferHandle residual_;  // [hidden]
   EmbeddingHandle embedding_;
+  std::optional<NormOp> embedding_norm_;
   std::vector<Layer> layers_;  // the shard's
-  VectorHandle output_norm_;
-  float output_norm_eps_ = 0;
+  NormOp output_norm_;
   HeadHandle head_;
 };
 

@@ -1,5 +1,6 @@
 #include "worker/compute/decoder/weight_source.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -17,14 +18,18 @@ WeightSource::WeightSource(const model::Checkpoint& file, const model::ModelSpec
 
 IndexRange WeightSource::Own(model::Extent extent) const {
   const model::AttentionSpec& attention = spec_.attention();
-  const auto heads = [&](std::uint32_t width) {
-    return IndexRange{shard().kv_heads.begin * width, shard().kv_heads.end * width};
+  const auto of_heads = [&](IndexRange heads) {
+    return IndexRange{heads.begin * attention.head_dim, heads.end * attention.head_dim};
   };
   switch (extent) {
+    case model::Extent::kHeads:
+      return OwnHeads(spec_, shard());
+    case model::Extent::kKvHeads:
+      return OwnKvHeads(spec_, shard());
     case model::Extent::kQueries:
-      return heads(attention.heads / attention.kv_heads * attention.head_dim);
+      return of_heads(OwnHeads(spec_, shard()));
     case model::Extent::kKeys:
-      return heads(attention.head_dim);
+      return of_heads(OwnKvHeads(spec_, shard()));
     case model::Extent::kFfn:
       return shard().ffn;
     case model::Extent::kVocabulary:
@@ -32,11 +37,6 @@ IndexRange WeightSource::Own(model::Extent extent) const {
     default:
       return {0, static_cast<std::uint32_t>(model::SizeOf(extent, spec_))};
   }
-}
-
-std::int32_t WeightSource::PairsOf(TensorRole role) const {
-  const bool halves = model::FindRow(spec_, role)->fix == model::TensorFix::kInterleavePairs;
-  return halves ? static_cast<std::int32_t>(spec_.attention().head_dim) : 0;
 }
 
 absl::StatusOr<const model::Tensor*> WeightSource::Find(TensorRole role,
@@ -50,40 +50,91 @@ absl::StatusOr<const model::Tensor*> WeightSource::Find(TensorRole role,
 absl::StatusOr<MatrixPart> WeightSource::Part(TensorRole role, std::uint32_t layer) const {
   const auto tensor = Find(role, layer);
   if (!tensor.ok()) return tensor.status();
+  const model::TensorRow& row = *model::FindRow(spec_, role);
   return MatrixPart{
-      .tensor = *tensor, .rows = Own(model::FindRow(spec_, role)->rows), .pairs_of = PairsOf(role)};
+      .tensor = *tensor, .rows = Own(row.rows), .map = row.map, .transposed = row.transposed};
+}
+
+absl::Status WeightSource::Read(TensorRole role, std::uint32_t layer, std::size_t count,
+                                std::vector<float>& values) const {
+  const auto tensor = Find(role, layer);
+  if (!tensor.ok()) return tensor.status();
+  std::vector<float> in_file((*tensor)->elements());
+  const absl::Status status = model::DequantizeRow((*tensor)->type, (*tensor)->data, in_file);
+  if (!status.ok()) return status;
+  const model::TensorRow& row = *model::FindRow(spec_, role);
+  // A matrix, which has a vector for each head, is one vector here.
+  IndexRange own = Own(row.columns);
+  if (row.rows != model::Extent::kOne) {
+    const IndexRange rows = Own(row.rows);
+    own = {rows.begin * own.size(), rows.end * own.size()};
+  }
+  const std::size_t end = values.size() + std::max<std::size_t>(count, own.size());
+  for (std::uint32_t i = own.begin; i < own.end; ++i) {
+    values.push_back(in_file[static_cast<std::size_t>(row.map.At(i))] + row.plus);
+  }
+  values.resize(end);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<VectorHandle> WeightSource::AddVector(TensorRole role, std::uint32_t layer) const {
-  const auto tensor = Find(role, layer);
-  if (!tensor.ok()) return tensor.status();
-  std::vector<float> values((*tensor)->elements());
-  const absl::Status status = model::DequantizeRow((*tensor)->type, (*tensor)->data, values);
-  if (!status.ok()) return status;
-  std::vector<float> ordered(values.size());
-  for (std::size_t i = 0; i < ordered.size(); ++i) {
-    ordered[i] = values[model::IndexInFile(static_cast<std::int64_t>(i), PairsOf(role))];
+  std::vector<float> values;
+  if (absl::Status s = Read(role, layer, 0, values); !s.ok()) return s;
+  return backend_.AddVector(std::move(values));
+}
+
+absl::StatusOr<NormOp> WeightSource::AddNorm(const model::NormSpec& spec, TensorRole weight,
+                                             std::optional<TensorRole> bias,
+                                             std::uint32_t layer) const {
+  NormOp norm{.spec = spec, .weight = {}, .bias = {}};
+  const auto weights = AddVector(weight, layer);
+  if (!weights.ok()) return weights.status();
+  norm.weight = *weights;
+  if (bias.has_value() && Has(*bias)) {
+    const auto biases = AddVector(*bias, layer);
+    if (!biases.ok()) return biases.status();
+    norm.bias = *biases;
   }
-  return backend_.AddVector(std::move(ordered));
+  return norm;
 }
 
 absl::StatusOr<MatrixHandle> WeightSource::AddMatrix(absl::Span<const TensorRole> roles,
-                                                     std::uint32_t layer) const {
+                                                     absl::Span<const TensorRole> biases,
+                                                     std::uint32_t layer,
+                                                     std::uint32_t outputs_of) const {
   std::vector<MatrixPart> parts;
-  for (const TensorRole role : roles) {
-    const auto part = Part(role, layer);
+  std::vector<float> bias;
+  const bool has_bias =
+      std::any_of(biases.begin(), biases.end(), [&](TensorRole role) { return Has(role); });
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    auto part = Part(roles[i], layer);
     if (!part.ok()) return part.status();
+    part->outputs = (part->rows.size() + outputs_of - 1) / outputs_of * outputs_of;
+    if (has_bias) {
+      if (!Has(biases[i])) {
+        bias.resize(bias.size() + part->outputs);
+      } else if (absl::Status s = Read(biases[i], layer, part->outputs, bias); !s.ok()) {
+        return s;
+      }
+    }
     parts.push_back(*part);
   }
-  return backend_.AddMatrix(std::move(parts));
+  return backend_.AddMatrix(std::move(parts), std::move(bias));
 }
 
 absl::StatusOr<ProjectionHandle> WeightSource::AddProjection(
-    TensorRole role, std::uint32_t layer, std::vector<std::int32_t> split_ends,
+    TensorRole role, TensorRole bias, std::uint32_t layer, std::vector<std::int32_t> split_ends,
     absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const {
   const auto tensor = Find(role, layer);
   if (!tensor.ok()) return tensor.status();
-  ProjectionSource source{.tensor = *tensor, .split_ends = std::move(split_ends), .splits = {}};
+  ProjectionSource source{.tensor = *tensor,
+                          .transposed = model::FindRow(spec_, role)->transposed,
+                          .split_ends = std::move(split_ends),
+                          .splits = {},
+                          .bias = {}};
+  if (Has(bias)) {
+    if (absl::Status s = Read(bias, layer, 0, source.bias); !s.ok()) return s;
+  }
   const std::uint32_t stage_begin = rank_ - rank_ % shape_.tensor;
   for (const ModelShard& shard : shards_.subspan(stage_begin, shape_.tensor)) {
     source.splits.push_back(splits_of(shard));
@@ -92,17 +143,33 @@ absl::StatusOr<ProjectionHandle> WeightSource::AddProjection(
 }
 
 absl::StatusOr<EmbeddingHandle> WeightSource::AddEmbedding() const {
-  const auto tensor = Find(TensorRole::kTokenEmbedding, 0);
-  if (!tensor.ok()) return tensor.status();
-  return backend_.AddEmbedding(**tensor);
+  const auto table = Find(TensorRole::kTokenEmbedding, 0);
+  if (!table.ok()) return table.status();
+  EmbeddingSource source{.table = *table,
+                         .factor = spec_.embedding_factor,
+                         .positions = nullptr,
+                         .position_offset = spec_.position_offset};
+  if (Has(TensorRole::kPositionEmbedding)) {
+    const auto positions = Find(TensorRole::kPositionEmbedding, 0);
+    if (!positions.ok()) return positions.status();
+    source.positions = *positions;
+  }
+  return backend_.AddEmbedding(source);
 }
 
 absl::StatusOr<HeadHandle> WeightSource::AddHead() const {
   const auto tensor = Find(model::HeadRole(spec_), 0);
   if (!tensor.ok()) return tensor.status();
-  return backend_.AddHead({.part = {.tensor = *tensor, .rows = shard().vocab},
-                           .shard = ShardVocabulary(shards_, shape_).shard(rank_ % shape_.tensor),
-                           .vocabulary = spec_.vocab});
+  HeadSource source{.part = {.tensor = *tensor, .rows = shard().vocab},
+                    .shard = ShardVocabulary(shards_, shape_).shard(rank_ % shape_.tensor),
+                    .vocabulary = spec_.vocab,
+                    .bias = {},
+                    .factor = spec_.logit_factor,
+                    .softcap = spec_.logit_softcap};
+  if (Has(TensorRole::kHeadBias)) {
+    if (absl::Status s = Read(TensorRole::kHeadBias, 0, 0, source.bias); !s.ok()) return s;
+  }
+  return backend_.AddHead(source);
 }
 
 }  // namespace flotilla::worker

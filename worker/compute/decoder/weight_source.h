@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -27,15 +28,24 @@ class WeightSource {
   const ModelShard& shard() const { return shards_[rank_]; }
   Backend& backend() const { return backend_; }
 
+  bool Has(model::TensorRole role) const { return model::FindRow(spec_, role) != nullptr; }
+
   // Each adds the tensor of a role in one layer of the model (0 where there is one for all), or the
-  // tensors of several roles as one matrix. INVALID_ARGUMENT: the file lacks a tensor; other errors
-  // as for the backend.
+  // tensors of several roles as one matrix, whose biases are in turn those of `biases`. Of a
+  // vector whose axis is sharded the rank gets its own elements. INVALID_ARGUMENT: the file lacks a
+  // tensor; other errors as for the backend.
   absl::StatusOr<VectorHandle> AddVector(model::TensorRole role, std::uint32_t layer) const;
+  // `bias` counts only where the model has it.
+  absl::StatusOr<NormOp> AddNorm(const model::NormSpec& spec, model::TensorRole weight,
+                                 std::optional<model::TensorRole> bias, std::uint32_t layer) const;
+  // Each role's outputs are filled up to a multiple of `outputs_of`.
   absl::StatusOr<MatrixHandle> AddMatrix(absl::Span<const model::TensorRole> roles,
-                                         std::uint32_t layer) const;
+                                         absl::Span<const model::TensorRole> biases,
+                                         std::uint32_t layer, std::uint32_t outputs_of = 1) const;
   // `split_ends` are the ends of the model's splits; `splits_of` says which of them a shard has.
   absl::StatusOr<ProjectionHandle> AddProjection(
-      model::TensorRole role, std::uint32_t layer, std::vector<std::int32_t> split_ends,
+      model::TensorRole role, model::TensorRole bias, std::uint32_t layer,
+      std::vector<std::int32_t> split_ends,
       absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const;
   absl::StatusOr<EmbeddingHandle> AddEmbedding() const;
   absl::StatusOr<HeadHandle> AddHead() const;
@@ -46,7 +56,10 @@ class WeightSource {
   absl::StatusOr<MatrixPart> Part(model::TensorRole role, std::uint32_t layer) const;
   // The part of an axis that this rank has.
   IndexRange Own(model::Extent extent) const;
-  std::int32_t PairsOf(model::TensorRole role) const;
+  // Appends what this rank has of a vector to `values`, filled up to `count` values if that is
+  // more.
+  absl::Status Read(model::TensorRole role, std::uint32_t layer, std::size_t count,
+                    std::vector<float>& values) const;
 
   const model::Checkpoint& file_;
   const model::ModelSpec& spec_;
