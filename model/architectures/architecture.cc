@@ -2,11 +2,16 @@
 
 namespace flotilla::model {
 
-// The rows: each is a file of this folder.
-extern const Architecture kLlama, kMistral, kQwen3;
+// The rows: each is in a file of this folder.
+extern const Architecture kBloom, kCohere, kCohere2, kFalcon, kGemma, kGemma2, kGemma3, kGlm4,
+    kGpt2, kGptBigCode, kGptJ, kGptNeoX, kGranite, kLlama, kMistral, kOlmo2, kOpt, kPhi, kPhi3,
+    kQwen2, kQwen3, kSmolLm3, kStableLm, kStarCoder2;
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr const Architecture* kAll[] = {&kLlama, &kMistral, &kQwen3};
+  static constexpr const Architecture* kAll[] = {
+      &kBloom, &kCohere,     &kCohere2, &kFalcon,  &kGemma,   &kGemma2,  &kGemma3,   &kGlm4,
+      &kGpt2,  &kGptBigCode, &kGptJ,    &kGptNeoX, &kGranite, &kLlama,   &kMistral,  &kOlmo2,
+      &kOpt,   &kPhi,        &kPhi3,    &kQwen2,   &kQwen3,   &kSmolLm3, &kStableLm, &kStarCoder2};
   return kAll;
 }
 

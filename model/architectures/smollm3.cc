@@ -1,0 +1,24 @@
+// SmolLM3: Llama whose every fourth layer has no positions (modeling_smollm3.py of Hugging Face's
+// transformers).
+#include <vector>
+
+#include "model/architectures/dense.h"
+
+namespace flotilla::model {
+
+extern const Architecture kSmolLm3 = {
+    "smollm3", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+      ReadDense(checkpoint, in, {.llama_cpp_pairs = Pairs::kNeighbours}, spec);
+      if (!in.status().ok()) return;
+      constexpr std::string_view kLayers = "rope.layers";
+      std::vector<double> with_rope(spec.layers.size());
+      for (size_t i = 0; i < with_rope.size(); ++i) with_rope[i] = (i + 1) % 4 != 0;
+      if (checkpoint.configuration().Has(kLayers)) {
+        with_rope = in.Numbers(kLayers, spec.layers.size(), 0, 1);
+      }
+      for (size_t i = 0; i < with_rope.size(); ++i) {
+        if (with_rope[i] == 0) spec.layers[i].attention.rope.reset();
+      }
+    }};
+
+}  // namespace flotilla::model
