@@ -21,9 +21,9 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
   }
   const std::uint32_t most = std::min(parts.attention_splits, parts.ffn_splits);
   if (shape.tensor > most) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tp ", shape.tensor, ": the model can be cut into ", most, " (",
-                     parts.attention_splits, " splits of attention, ", parts.ffn_splits, " FFN splits)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tp ", shape.tensor, ": the model can be cut into ", most, " (", parts.attention_splits,
+        " splits of attention, ", parts.ffn_splits, " FFN splits)"));
   }
   return absl::OkStatus();
 }

@@ -116,7 +116,8 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_THAT(ErrorWith("hidden_act", "mish"), HasSubstr("'mish' is not supported"));
   EXPECT_THAT(ErrorWith("sliding_window", 512), HasSubstr("sliding_window is not supported"));
   EXPECT_THAT(ErrorWith("num_local_experts", 8), HasSubstr("num_local_experts is not supported"));
-  EXPECT_THAT(ErrorWith("partial_rotary_factor", 1.5), HasSubstr("partial_rotary_factor of a head = 48 is not in"));
+  EXPECT_THAT(ErrorWith("partial_rotary_factor", 1.5),
+              HasSubstr("partial_rotary_factor of a head = 48 is not in"));
   EXPECT_THAT(ErrorWith("partial_rotary_factor", 1e300), HasSubstr("is not"));
   EXPECT_THAT(ErrorWith("model_type", "bert"), HasSubstr("architecture 'bert' is not supported"));
   EXPECT_THAT(ErrorWith("model_type", nullptr), HasSubstr("config.json has no model_type"));
