@@ -15,6 +15,7 @@ namespace flotilla::model {
 
 struct ModelSpec;
 
+// A bias follows its weight; DenseReader counts on it.
 enum class TensorRole : uint8_t {
   kTokenEmbedding,
   kPositionEmbedding,  // a vector for each position, added to that of the token

@@ -271,10 +271,9 @@ class Backend {
   virtual void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) = 0;
 
   // The logits of the requested rows: norm(x) * head (+ bias, * factor, softcap), in tiles of
-  // kLogitRows requests.
-  // Reduces each row to a RowPartial; a full row goes to the receiver of one rank of the stage
-  // (rank number request % tensor_ranks), or to those of all. Ranks share a tile if it has a full
-  // row. Head or SendResidual is the last operation of a step.
+  // kLogitRows requests. Reduces each row to a RowPartial; a full row goes to the receiver of one
+  // rank of the stage (rank number request % tensor_ranks), or to those of all. Ranks share a tile
+  // if it has a full row. Head or SendResidual is the last operation of a step.
   virtual void Head(BufferHandle x, const NormOp& norm, HeadHandle head) = 0;
 
   // Waits for the oldest step that is not finished, and returns a partial for each of its requests;
