@@ -318,6 +318,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   for (const Parameter& row : kParameters) {
     std::visit([&](auto member) { SetDefault(row, api.*member); }, row.asked);
   }
+  api.timeout_absent = !api.timeout_ms.has_value();
   api.timeout_ms = api.timeout_ms.value_or(limits_.default_timeout_ms);
   return GenerateRequest(std::move(api));
 }

@@ -64,6 +64,10 @@ struct TokenizedRequest {
   std::uint64_t constraint = 0;
   // The time on the engine's clock, in nanoseconds, after which the answer is not wanted.
   std::optional<std::int64_t> deadline_ns;
+  // The client asked for no deadline, so deadline_ns is the server's own limit. The request ends
+  // then, and nothing is planned for it.
+  bool deadline_absent = false;
+  bool has_own_deadline() const { return deadline_ns.has_value() && !deadline_absent; }
   // A higher priority goes first; equal ones go in the order of arrival.
   std::int32_t priority = 0;
   std::string tenant;

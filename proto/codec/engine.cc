@@ -82,6 +82,7 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
   proto->set_constraint(request.constraint);
   if (request.deadline_ns.has_value()) {
     proto->set_deadline_in_ns(Saturated(static_cast<__int128>(*request.deadline_ns) - now_ns));
+    proto->set_deadline_absent(request.deadline_absent);
   }
   proto->set_priority(request.priority);
   proto->set_tenant(request.tenant);
@@ -126,6 +127,7 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
   request.constraint = proto.constraint();
   if (proto.has_deadline_in_ns()) {
     request.deadline_ns = Saturated(static_cast<__int128>(now_ns) + proto.deadline_in_ns());
+    request.deadline_absent = proto.deadline_absent();
   }
   request.priority = proto.priority();
   request.tenant = proto.tenant();

@@ -190,7 +190,7 @@ std::uint32_t CoreState::Cached(const Request& request) {
 }
 
 bool CoreState::LeavesTime(const Request& request) const {
-  if (deadlines.empty()) return true;
+  if (deadlines == 0 || !request.deadline_ns.has_value()) return true;
   const StepShape before = RunningShape();
   StepShape after = before;
   for (const TableIndex at : request.sequences) after.AddDecode(sequences[at].tokens.size());

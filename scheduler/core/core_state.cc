@@ -27,7 +27,7 @@ CoreState::CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> po
       policy(std::move(policy)),
       fair(options.fair_share, options.tenant_weights),
       waiting(&requests, &fair, options.max_step_tokens),
-      deadlines(EarlierDeadline{&requests}),
+      expiries(EarlierExpiry{&requests}),
       // Without a first estimate, answers are as long as they may be until some were seen.
       forecast(options.expected_output_permille > 0 ? options.expected_output_permille : 1000) {}
 
@@ -275,7 +275,8 @@ void CoreState::Forget(TableIndex index) {
   fair.Leave(request.tenant);
   Quarantine(*this).Remove(index);
   if (request.admitted && request.beam != nullptr) reserved_sequences -= request.width();
-  deadlines.Remove(index);
+  expiries.Remove(index);
+  deadlines -= request.deadline_ns.has_value();
   CountReason(request.reason);
   events.push_back(RequestEnd{.request = request.id,
                               .attempt = request.attempt,

@@ -136,7 +136,8 @@ struct CoreState {
   RequestTable requests;
   IndexedTable<Sequence> sequences;
   WaitingQueue waiting;
-  DeadlineQueue deadlines;
+  ExpiryQueue expiries;
+  std::size_t deadlines = 0;  // requests that have one
   // The sequences of open requests, pending ones included. Requests are in the order of
   // the policy, and the sequences of each request are in the order of their indices.
   std::vector<TableIndex> running;
@@ -209,7 +210,9 @@ struct CoreState {
   // The positions of the request's prompt that the prefix cache has.
   std::uint32_t Cached(const Request& request);
   // Whether at most as many running sequences come to miss their deadline as this request has, once
-  // it runs beside them, and most of those that have one are expected to meet it.
+  // it runs beside them, and most of those that have one are expected to meet it. A deadline is no
+  // privilege: a request without one, which cannot be ended early, never waits for those that have
+  // one.
   bool LeavesTime(const Request& request) const;
   // Forecasts the outputs of a sequence anew.
   void UpdateForecast(Sequence& sequence);

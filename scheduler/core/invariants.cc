@@ -69,8 +69,7 @@ absl::Status CheckBlocks(const CoreState& state) {
 absl::Status CheckRequest(const CoreState& state, TableIndex index) {
   const Request& request = state.requests[index];
   FLOTILLA_HOLDS(state.waiting.Contains(index) != request.admitted, 2, "waiting queue");
-  FLOTILLA_HOLDS(state.deadlines.Contains(index) == request.deadline_ns.has_value(), 2,
-                 "deadlines");
+  FLOTILLA_HOLDS(state.expiries.Contains(index) == request.expires_ns.has_value(), 2, "expiries");
   FLOTILLA_HOLDS(!request.sequences.empty(), 2, "a request without sequences");
   FLOTILLA_HOLDS(request.sequences.size() <= request.width(), 3, "sequences of a request");
   FLOTILLA_HOLDS(request.preemptions <= state.options.max_preemptions, 7, "preemptions");

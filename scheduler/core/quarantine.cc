@@ -80,9 +80,9 @@ void Quarantine::CountCrash(TableIndex index) {
     if (other != index)
       state_.requests[other].others_crashed |= state_.requests[other].crash_count > 0;
   }
-  const bool timed = state_.deadlines.Remove(index);
+  const bool timed = state_.expiries.Remove(index);
   request.arrival = state_.next_arrival++;
-  if (timed) state_.deadlines.Push(index);
+  if (timed) state_.expiries.Push(index);
 }
 
 void Quarantine::ForgetCrashes(Request& request) {

@@ -61,7 +61,8 @@ struct Request {
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
-  std::optional<std::int64_t> deadline_ns;
+  std::optional<std::int64_t> deadline_ns;  // the client's own, which is planned for
+  std::optional<std::int64_t> expires_ns;   // the deadline, or else the server's own limit
 
   AnswerClass answer_class;  // for forecasts of its outputs
 

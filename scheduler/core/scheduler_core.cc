@@ -160,7 +160,8 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   accepted.sampling = request.sampling;
   accepted.stop = std::move(request.stop);
   accepted.logprobs = request.logprobs;
-  accepted.deadline_ns = request.deadline_ns;
+  accepted.expires_ns = request.deadline_ns;
+  if (request.has_own_deadline()) accepted.deadline_ns = request.deadline_ns;
   accepted.priority = request.priority;
   accepted.arrival = state_.next_arrival++;
   accepted.protection = ProtectionAfter(0, state_.options.max_preemptions);
@@ -179,7 +180,10 @@ TableIndex SchedulerCore::Accept(TokenizedRequest request) {
   // Beam search begins with one sequence, which is the prompt.
   AddSequences(index, request.beam ? 1 : request.sequences, std::move(request.prompt),
                std::move(request.output_prefix));
-  if (request.deadline_ns.has_value()) state_.deadlines.Push(index);
+  if (request.deadline_ns.has_value()) {
+    state_.expiries.Push(index);
+    state_.deadlines += request.has_own_deadline();
+  }
   state_.events.push_back(Accepted{.request = request.id,
                                    .attempt = request.attempt,
                                    .expected_outputs = state_.ExpectedOutputsOf(index)});
@@ -262,9 +266,9 @@ absl::Status SchedulerCore::Apply(const StepResult& result) {
 }
 
 void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
-  while (!state_.deadlines.empty()) {
-    const TableIndex index = state_.deadlines.top();
-    if (*state_.requests[index].deadline_ns > now_ns) return;
+  while (!state_.expiries.empty()) {
+    const TableIndex index = state_.expiries.top();
+    if (*state_.requests[index].expires_ns > now_ns) return;
     state_.EndRequest(index, FinishReason::kDeadline,
                       absl::DeadlineExceededError("the deadline has passed"));
   }
@@ -273,7 +277,7 @@ void SchedulerCore::ExpireDeadlines(std::int64_t now_ns) {
 // Ends the running requests that surely miss their deadline, so that their time goes to requests
 // that can meet theirs.
 void SchedulerCore::EndLate() {
-  if (!state_.epoch.has_value() || state_.deadlines.empty()) return;
+  if (!state_.epoch.has_value() || state_.deadlines == 0) return;
   constexpr int kChecks = 16;  // limits the work of a plan
   std::vector<TableIndex> late;
   const std::int64_t step_ns = state_.forecast.steps().PredictNs(state_.RunningShape());
@@ -297,7 +301,7 @@ void SchedulerCore::EndLate() {
 // Ends the requests at the head of the queue that surely miss their deadline. Those that probably
 // miss it go behind all others.
 void SchedulerCore::DropLate() {
-  if (!state_.epoch.has_value() || state_.deadlines.empty()) return;
+  if (!state_.epoch.has_value() || state_.deadlines == 0) return;
   while (const std::optional<TableIndex> head = state_.waiting.head()) {
     const TableIndex index = *head;
     const Request& request = state_.requests[index];
@@ -323,9 +327,9 @@ PlanOutcome SchedulerCore::Plan(std::int64_t now_ns) {
   PlanOutcome outcome = StepPlanner(state_).Make();
   if (outcome.plan.has_value()) state_.LearnUsableBlocks();
   outcome.wake_ns = state_.refused_plans.wake_ns();
-  if (!state_.deadlines.empty()) {
-    const std::int64_t deadline_ns = *state_.requests[state_.deadlines.top()].deadline_ns;
-    outcome.wake_ns = std::min(outcome.wake_ns.value_or(deadline_ns), deadline_ns);
+  if (!state_.expiries.empty()) {
+    const std::int64_t expires_ns = *state_.requests[state_.expiries.top()].expires_ns;
+    outcome.wake_ns = std::min(outcome.wake_ns.value_or(expires_ns), expires_ns);
   }
   return outcome;
 }

@@ -210,7 +210,7 @@ bool StepPlanner::DecodesAloneInFlight() const {
 // short; a target that followed them would make all others wait. Where requests have deadlines,
 // those that wait may never start, so they do not count.
 StepShape StepPlanner::DecodesToCome() const {
-  const std::size_t waiting = state_.deadlines.empty() ? state_.waiting.size() : 0;
+  const std::size_t waiting = state_.deadlines == 0 ? state_.waiting.size() : 0;
   const std::uint64_t all = std::min<std::uint64_t>(state_.MaxRunning(), order_.size() + waiting);
   const std::uint64_t mine = shape_.decode_rows;
   const std::uint64_t to_come = std::max(mine, all / state_.description->lag);

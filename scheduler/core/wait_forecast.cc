@@ -194,7 +194,7 @@ ForecastEntry CoreState::EntryOf(const TokenizedRequest& request) const {
   ForecastEntry entry;
   entry.request.prompt_tokens = static_cast<std::uint32_t>(request.prompt.size());
   entry.request.stop = request.stop;
-  entry.request.deadline_ns = request.deadline_ns;
+  if (request.has_own_deadline()) entry.request.deadline_ns = request.deadline_ns;
   entry.request.priority = request.priority;
   entry.request.arrival = next_arrival;
   entry.request.protection = ProtectionAfter(0, options.max_preemptions);
@@ -225,7 +225,7 @@ ForecastEntry CoreState::EntryOf(const TokenizedRequest& request) const {
 // the head of the queue, it is in want of blocks.
 void CoreState::LearnUsableBlocks() {
   const std::optional<TableIndex> head = waiting.head();
-  if (!head.has_value() || running.empty() || !deadlines.empty() || !quarantine.requests.empty() ||
+  if (!head.has_value() || running.empty() || deadlines > 0 || !quarantine.requests.empty() ||
       reserved_sequences + requests[*head].width() > MaxRunning() ||
       epoch->in_flight.back().shape.prefill_rows > 0 || forecast.steps().NeedsDecodesAlone()) {
     return;

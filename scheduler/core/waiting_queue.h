@@ -89,16 +89,16 @@ class WaitingQueue {
   std::uint64_t tokens_ = 0, rows_ = 0;
 };
 
-// DeadlineQueue: requests with a deadline, the earliest on top.
-struct EarlierDeadline {
+// ExpiryQueue: requests that end at some time, the earliest on top.
+struct EarlierExpiry {
   const RequestTable* requests;
   bool operator()(TableIndex a, TableIndex b) const {
     const Request& x = (*requests)[a];
     const Request& y = (*requests)[b];
-    if (x.deadline_ns != y.deadline_ns) return x.deadline_ns < y.deadline_ns;
+    if (x.expires_ns != y.expires_ns) return x.expires_ns < y.expires_ns;
     return x.arrival < y.arrival;
   }
 };
-using DeadlineQueue = IndexedHeap<EarlierDeadline>;
+using ExpiryQueue = IndexedHeap<EarlierExpiry>;
 
 }  // namespace flotilla::scheduler

@@ -32,7 +32,7 @@ def other_requests(server):
                         begun.wait(60)
                     if leave.is_set():
                         return
-            failures.append(f"stream {seed} ended by itself")
+            failures.append(f"stream {seed} ended by itself with {last}")
         except Exception as error:  # a thread's exception is lost otherwise
             failures.append(repr(error))
             begun.abort()

@@ -205,7 +205,7 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   Serve();
   Complete("");
   Complete(R"(,"temperature":0,"top_k":5,"top_p":0.5,"seed":9,"ignore_eos":true,"max_tokens":3,)"
-           R"("priority":2,"stop_token_ids":[7,5],"min_tokens":2,"min_p":0.25,)"
+           R"("priority":2,"timeout_ms":60000,"stop_token_ids":[7,5],"min_tokens":2,"min_p":0.25,)"
            R"("frequency_penalty":-2,"presence_penalty":0.5,"repetition_penalty":1.5,)"
            R"("logit_bias":{"9":-100,"10":1.5,"8":0})");
   const auto requests = engine_->submitted();
@@ -215,6 +215,8 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   EXPECT_EQ(requests[0].sampling.temperature, 1.0f);
   EXPECT_EQ(requests[0].stop.stop_tokens, text_.stop_tokens);
   EXPECT_TRUE(requests[0].deadline_ns.has_value());
+  EXPECT_TRUE(requests[0].deadline_absent);
+  EXPECT_FALSE(requests[1].deadline_absent);
   EXPECT_EQ(requests[1].sampling, (SamplingParams{.temperature = 0,
                                                   .top_k = 5,
                                                   .top_p = 0.5f,

@@ -464,6 +464,67 @@ TEST(Forecast, ByDefaultChunksFollowTheTimeOfSteps) {
   }
 }
 
+// Steps of 100 ms, so that none of the eight can make its 1,000 tokens within 60 s.
+std::int64_t SlowNs(const worker::Batch&) { return 100'000'000; }
+
+void RunSteps(CoreHarness& harness, int steps) {
+  for (int i = 0; i < steps; ++i) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+}
+
+TEST(Forecast, TheServersOwnLimitEndsARequestAndPlansNothing) {
+  CoreHarness harness({}, Group());
+  harness.batch_ns = SlowNs;
+  const auto submit = [&](std::uint64_t id) {
+    TokenizedRequest request = LiveRequest(id, 4, 1000);
+    request.stop.stop_tokens.clear();
+    request.deadline_ns = 60'000'000'000;
+    request.deadline_absent = true;
+    harness.core.Submit(harness.now_ns, request);
+  };
+  for (const std::uint64_t id : {1, 2}) submit(id);
+  RunSteps(harness, 40);  // the forecast knows the steps
+  for (std::uint64_t id = 3; id <= 8; ++id) submit(id);
+  RunSteps(harness, 4);
+  for (std::uint64_t id = 1; id <= 8; ++id) EXPECT_GT(harness.TokensOf(id), 0) << id;
+  while (harness.core.live_requests() > 0) {
+    const bool over = harness.now_ns >= 60'000'000'000;
+    if (harness.Plan() == StallReason::kNone) harness.Answer();
+    ASSERT_EQ(harness.core.live_requests(), over ? 0u : 8u);
+  }
+  EXPECT_TRUE(absl::IsDeadlineExceeded(harness.EndOf(8)->status));
+  EXPECT_EQ(harness.core.Snapshot().counters.ended_late, 0u);
+}
+
+TEST(Forecast, ARequestWithoutADeadlineNeverWaitsForThoseThatHaveOne) {
+  CoreHarness harness({}, Group());
+  harness.batch_ns = [](const worker::Batch& batch) {
+    return static_cast<std::int64_t>(1'000'000 + 1'000'000 * batch.items.size());
+  };
+  for (std::uint64_t id = 100; id < 200; ++id) {  // the forecast learns what a row costs
+    harness.Submit(id, 4, 1 + id % 7);
+    RunSteps(harness, 2);
+  }
+  harness.RunAll();
+  const auto submit = [&](std::uint64_t id, std::optional<std::int64_t> ms) {
+    TokenizedRequest request = LiveRequest(id, 4, 1000);
+    request.stop.stop_tokens.clear();
+    if (ms.has_value()) request.deadline_ns = harness.now_ns + *ms * 1'000'000;
+    harness.core.Submit(harness.now_ns, request);
+  };
+  for (const std::uint64_t id : {1, 2, 3}) submit(id, 3'800);
+  RunSteps(harness, 10);
+  submit(4, 50'000);
+  RunSteps(harness, 4);
+  // By the forecast the others take 3.6 s as they are, and 3.9 s beside one more.
+  EXPECT_EQ(harness.TokensOf(4), 0u);
+  submit(5, std::nullopt);
+  RunSteps(harness, 4);
+  EXPECT_GT(harness.TokensOf(5), 0u);
+}
+
 // Row 18. The requests per second that are served within 4 s, of `rate` that arrive.
 double Goodput(const char* policy, double rate) {
   CoreHarness harness({}, Group(), policy);

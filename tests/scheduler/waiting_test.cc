@@ -278,7 +278,7 @@ TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
   harness.RunAll();
 }
 
-// A request without a deadline would make two running ones miss theirs. It waits, and a later
+// A request with much time would make two running ones miss their deadlines. It waits, and a later
 // request that may do so, because it has two sequences, does not start before it.
 TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
   CoreHarness harness({.max_overtaken_rows = 0}, Group(), "fcfs");
@@ -298,10 +298,12 @@ TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
   }
-  harness.core.Submit(harness.now_ns, DistinctRequest(3, 20, 5));
-  TokenizedRequest wide = DistinctRequest(4, 10, 5);
-  wide.sequences = 2;
-  harness.core.Submit(harness.now_ns, wide);
+  for (std::uint64_t id = 3; id <= 4; ++id) {
+    TokenizedRequest later = DistinctRequest(id, 20, 5);
+    later.deadline_ns = harness.now_ns + 600'000'000'000;
+    later.sequences = id == 4 ? 2 : 1;
+    harness.core.Submit(harness.now_ns, later);
+  }
   for (int step = 0; step < 5; ++step) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();

@@ -55,11 +55,8 @@ void Liveness::BeforePlan(const States& states,
   }
   used_ = used.size();
   places_ = 0;
-  has_deadlines_ = false;
   for (const auto& [id, seen] : seen_) {
-    if (seen.waiting) continue;
-    places_ += Width(seen);
-    has_deadlines_ |= seen.client->request().deadline_ns.has_value();
+    if (!seen.waiting) places_ += Width(seen);
   }
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     it = seen_.count(it->first) == 0 ? waiters_.erase(it) : std::next(it);
@@ -81,7 +78,7 @@ int Liveness::Protection(const Seen& seen) const {
 // A request with a deadline may go behind all others. One that killed a group alone goes behind
 // those that are quarantined.
 bool Liveness::IsClear(const Seen& seen) const {
-  return !seen.client->request().deadline_ns.has_value() && seen.client->deaths() == 0 &&
+  return !seen.client->request().has_own_deadline() && seen.client->deaths() == 0 &&
          seen.client->request().crash_count == 0;
 }
 
@@ -93,7 +90,7 @@ bool Liveness::SurelyBefore(const Seen& a, const Seen& b) const {
   if (options_.fair_share && of_a == 0 && x.tenant != y.tenant) return false;
   if (policy_ != "fcfs" && x.priority != y.priority) return x.priority > y.priority;
   if (policy_ == "srpt") return false;
-  if (policy_ == "edf" && y.deadline_ns.has_value()) return false;
+  if (policy_ == "edf" && y.has_own_deadline()) return false;
   return x.id.counter < y.id.counter;
 }
 
@@ -135,8 +132,6 @@ bool Liveness::Fits(const Seen& seen, std::uint64_t copying) const {
 // Whether the first of those that wait goes before all prompts that were begun, too, and could have
 // its first rows now.
 bool Liveness::IsFirstAndFits(const Seen& first, std::uint64_t copying) const {
-  // No request starts that makes running requests miss their deadlines.
-  if (has_deadlines_) return false;
   for (const auto& [id, other] : seen_) {
     if (other.waiting || !other.prompt_is_due) continue;
     if (!SurelyBefore(first, other) || MayShareAPrefix(first, other)) return false;

@@ -94,7 +94,6 @@ class Liveness {
   std::set<RequestId> preempted_;        // in this plan
   std::uint64_t used_ = 0;               // blocks in tables, before the plan
   std::uint64_t places_ = 0;             // taken, before the plan
-  bool has_deadlines_ = false;           // of open requests, before the plan
   std::uint64_t plans_with_chunks_ = 0;  // since a plan without was excused
   Counts counts_;
 };

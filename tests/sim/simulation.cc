@@ -228,7 +228,10 @@ TokenizedRequest Simulation::RandomRequest() {
   const auto stop = static_cast<TokenId>(random_.Below(kSimVocab));
   if (random_.OneIn(3)) request.stop.stop_tokens = {stop};
   if (random_.OneIn(4)) request.logprobs.prompt_top = 0;
-  if (random_.OneIn(5)) request.deadline_ns = now_ns_ + random_.Below(200'000);
+  // A router gives each request a limit, as nearly all clients ask for no deadline.
+  constexpr std::int64_t kLimitNs = 600'000'000'000;
+  request.deadline_absent = !random_.OneIn(5);
+  request.deadline_ns = now_ns_ + (request.deadline_absent ? kLimitNs : random_.Below(200'000));
   request.priority = static_cast<std::int32_t>(random_.Below(3));
   if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) request.sequences = random_.Between(2, 5);
   if (wide_one_in_ > 0 && random_.OneIn(wide_one_in_)) {

@@ -145,6 +145,8 @@ absl::Status Simulation::CheckLiveness(const StepPlan& plan,
 absl::Status Simulation::CheckEarlyEnd(const SimClient& client) {
   const TokenizedRequest& request = client.request();
   if (*request.deadline_ns <= now_ns_) return absl::OkStatus();
+  if (!request.has_own_deadline())
+    return Broken(5, "ended early for a limit that nobody asked for");
   ++coverage_.ended_early;
   // The call may have preempted the request before it ended it. Then all is to be computed again.
   const bool preempted = core_->Snapshot().counters.preemptions > preemptions_then_;

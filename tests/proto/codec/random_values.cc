@@ -261,7 +261,10 @@ TokenizedRequest RandomValues::Request() {
                          .early_stopping = BeamOptions::EarlyStopping(Below(3))};
   }
   r.constraint = Word();
-  if (Flip()) r.deadline_ns = static_cast<std::int64_t>(Word() >> 1);
+  if (Flip()) {
+    r.deadline_ns = static_cast<std::int64_t>(Word() >> 1);
+    r.deadline_absent = Flip();
+  }
   r.priority = static_cast<std::int32_t>(Number());
   r.tenant = Text();
   r.cache_salt = Text();
