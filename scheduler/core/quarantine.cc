@@ -70,7 +70,7 @@ std::optional<TableIndex> Quarantine::Blame(absl::Span<const Step> started) {
   return failed;
 }
 
-// The request also goes behind those that are there, so that another one is isolated next.
+// Those with fewer crashes are isolated next (InTurn).
 void Quarantine::CountCrash(TableIndex index) {
   Request& request = state_.requests[index];
   ++request.crash_count;
@@ -80,9 +80,6 @@ void Quarantine::CountCrash(TableIndex index) {
     if (other != index)
       state_.requests[other].others_crashed |= state_.requests[other].crash_count > 0;
   }
-  const bool timed = state_.expiries.Remove(index);
-  request.arrival = state_.next_arrival++;
-  if (timed) state_.expiries.Push(index);
 }
 
 void Quarantine::ForgetCrashes(Request& request) {

@@ -102,7 +102,7 @@ TEST(StepTimeModel, FollowsStepsAndSeparatesTheirTerms) {
   StepTimeModel model(1000, 50'000);
   testing::Random random(3);
   const auto truth = [](const StepShape& s) {
-    return static_cast<std::int64_t>(3'000'000 + 20'000 * s.prefill_rows + s.prefill_context * 2 +
+    return static_cast<std::int64_t>(3'000'000 + 20'000 * s.prefill_rows + s.prefill_context * 6 +
                                      60'000 * s.decode_rows + s.decode_context * 30);
   };
   const auto shape = [&] {
@@ -180,6 +180,15 @@ TEST(OutputLengths, MemoryIsBoundedAndOldTenantsAreForgotten) {
   EXPECT_NEAR(lengths.Predict(of(5000), 0, 1000).mean, 40, 5);
   EXPECT_EQ(lengths.Predict(of(0), 1000, 1000).mean, 1000u);
   EXPECT_NEAR(lengths.Predict(of(0), 500, 1000).mean, 563, 5);  // beyond all others
+}
+
+// Half of all answers have 10 tokens and half have 1,000. One that has 50 is of the latter.
+TEST(OutputLengths, AForecastIsConditionalOnTheTokensThatAnAnswerHas) {
+  OutputLengths lengths(700);
+  const AnswerClass answers = AnswerClass::Of("", 2000, true, 100);
+  for (int i = 0; i < 100; ++i) lengths.Learn(answers, i % 2 == 0 ? 10 : 1000);
+  EXPECT_NEAR(lengths.Predict(answers, 0, 2000).mean, 505, 50);
+  EXPECT_NEAR(lengths.Predict(answers, 50, 2000).mean, 1000, 100);
 }
 
 // A sequence that ends in the same step whatever happens.

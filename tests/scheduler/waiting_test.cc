@@ -177,6 +177,34 @@ TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
   EXPECT_GE(harness.EndOf(2)->usage.cached_tokens, 11'984u);
 }
 
+// Two prompts of two tenants share the steps, although one came first and is far longer.
+TEST(Waiting, UnderFairShareTenantsShareTheRowsOfSteps) {
+  CoreHarness harness({.fair_share = true}, Group(2000));
+  TokenizedRequest heavy = DistinctRequest(1, 8000, 2), light = DistinctRequest(2, 2000, 2);
+  heavy.tenant = "heavy";
+  light.tenant = "light";
+  harness.core.Submit(0, heavy);
+  for (int step = 0; step < 4; ++step) {
+    harness.Plan();
+    harness.Answer();
+  }
+  harness.core.Submit(0, light);
+  EXPECT_LE(PlansToFirstToken(harness, 2), 2 * 2000 / 256 + 3);
+}
+
+// The same where nobody may be overtaken: who waits for a prefix is not overtaken by those behind.
+TEST(Waiting, WhoWaitsForAPrefixHidesNobody) {
+  CoreHarness harness({.max_chunk_tokens = 64, .max_overtaken_rows = 0}, Group());
+  TokenizedRequest first = CoreHarness::Request(1, 12000, 5), head = first;
+  head.id.counter = 2;
+  harness.core.Submit(0, first);
+  harness.Plan();
+  harness.Answer();
+  harness.core.Submit(0, head);
+  harness.Submit(3, 20, 3);
+  EXPECT_LE(PlansToFirstToken(harness, 3), 3);
+}
+
 // A request of a high class waits for a prefix that one of a low class computes. The prefix is
 // computed before the requests between the two.
 TEST(Waiting, WhoWaitsForAPrefixLendsItsOrderToWhoComputesIt) {
@@ -276,42 +304,6 @@ TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
   EXPECT_GT(rows, 1000u);
   EXPECT_LE(rows, 32u * 256);
   harness.RunAll();
-}
-
-// A request with much time would make two running ones miss their deadlines. It waits, and a later
-// request that may do so, because it has two sequences, does not start before it.
-TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
-  CoreHarness harness({.max_overtaken_rows = 0}, Group(), "fcfs");
-  harness.step_ns = StepNs;
-  for (std::uint32_t i = 1; i <= 8; ++i) {  // the forecast learns what a row costs
-    harness.core.Submit(0, DistinctRequest(10 + i, 20, 20 * i));
-  }
-  harness.RunAll();
-  for (std::uint64_t id = 1; id <= 2; ++id) {
-    TokenizedRequest urgent = DistinctRequest(id, 20, 1000);
-    // 1,000 steps of two rows are in time by the forecast and its margin, of three rows they are
-    // not.
-    urgent.deadline_ns = harness.now_ns + std::int64_t{1000} * 1'050'000 * 13 / 12;
-    harness.core.Submit(harness.now_ns, urgent);
-  }
-  for (int step = 0; step < 20; ++step) {
-    ASSERT_EQ(harness.Plan(), StallReason::kNone);
-    harness.Answer();
-  }
-  for (std::uint64_t id = 3; id <= 4; ++id) {
-    TokenizedRequest later = DistinctRequest(id, 20, 5);
-    later.deadline_ns = harness.now_ns + 600'000'000'000;
-    later.sequences = id == 4 ? 2 : 1;
-    harness.core.Submit(harness.now_ns, later);
-  }
-  for (int step = 0; step < 5; ++step) {
-    ASSERT_EQ(harness.Plan(), StallReason::kNone);
-    harness.Answer();
-  }
-  EXPECT_EQ(harness.TokensOf(3), 0u);
-  EXPECT_EQ(harness.TokensOf(4), 0u);
-  harness.RunAll();
-  for (std::uint64_t id = 1; id <= 2; ++id) EXPECT_TRUE(harness.EndOf(id)->status.ok());
 }
 
 // The head's prompt is as long as the step, so shorter ones are considered first. They may not
