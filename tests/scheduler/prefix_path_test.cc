@@ -152,6 +152,11 @@ TEST(PrefixPath, SaysWhatAWalkSays) {
     PrefixPath path(&prompt.index(), &prompt.pool());
     for (int step = 0; step < 300; ++step) {
       for (std::uint32_t changes = random() % 6; changes > 0; --changes) Change(prompt, random);
+      // Now and then a path looks so late that the log has forgotten what happened first.
+      const std::vector<PrefixNode> nodes = prompt.Walk();
+      if (random() % 20 == 0 && !nodes.empty()) {
+        for (std::size_t i = 0; i <= PrefixIndex::kLogged; ++i) prompt.index().Log(nodes.back());
+      }
       prompt.Update(path);
       ExpectAsWalked(prompt, path, random() % 4);
       if (HasFatalFailure()) return;

@@ -183,6 +183,21 @@ TEST(Quarantine, DeathsFromOutsideAtAnyRateFailNobody) {
   for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 50u);
 }
 
+// The group is killed from outside again and again, each time at other rows of the only request.
+TEST_F(QuarantineTest, OnlyDeathsAtTheSameRowsCount) {
+  harness.Submit(1, 1900, 12);  // eight steps
+  for (const int steps : {7, 6, 5, 4, 3, 2}) {
+    for (int step = 0; step < steps; ++step) {
+      ASSERT_EQ(harness.Plan(), StallReason::kNone);
+      harness.Answer();
+    }
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    Die({harness.plans.back().step});
+  }
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 12u);
+}
+
 TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {
   harness.Submit(1, 20, 12);
   for (int round = 0; round < 5; ++round) {
@@ -194,20 +209,26 @@ TEST_F(QuarantineTest, ADeathWithNoStepStartedBlamesNobody) {
   EXPECT_EQ(harness.core.Snapshot().counters.quarantines, 0u);
 }
 
-// Two steps were under way, of several requests. Any of them may have been fatal, so none is
-// counted as a crash of one request.
+// An isolated step of one request and a step of another were under way. Either may have been fatal,
+// so this counts as a crash of neither.
 TEST_F(QuarantineTest, ADeathDuringTwoStepsBlamesNoneOfTheirRequests) {
-  for (std::uint64_t id = 1; id <= 3; ++id) harness.Submit(id, 20, 30);
-  for (int round = 0; round < 8; ++round) {
+  harness.Submit(1, 20, 30);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  Die({harness.plans.back().step});
+  for (std::uint64_t id = 2; id <= 7; ++id) {
+    harness.Submit(id, 20, 30);
     std::vector<Step> started;
+    std::set<std::uint64_t> requests;
     for (int i = 0; i < 2; ++i) {
       ASSERT_EQ(harness.Plan(), StallReason::kNone);
       started.push_back(harness.plans.back().step);
+      requests.merge(RequestsOf(harness.plans.back()));
     }
+    EXPECT_EQ(requests, (std::set<std::uint64_t>{1, id}));
     Die(started);
   }
   harness.RunAll();
-  for (std::uint64_t id = 1; id <= 3; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
+  for (std::uint64_t id = 1; id <= 7; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
 }
 
 // The group is killed from outside in each isolated step. Each of the three is alone at two deaths,
