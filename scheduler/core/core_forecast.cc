@@ -189,4 +189,29 @@ std::uint32_t CoreState::Cached(const Request& request) {
   return epoch->kv.PositionsOf(epoch->kv.FindPrefix(sequences[request.sequences.front()], request));
 }
 
+bool CoreState::LeavesTime(const Request& request) const {
+  if (deadlines == 0 || !request.deadline_ns.has_value()) return true;
+  const StepShape before = RunningShape();
+  StepShape after = before;
+  for (const TableIndex at : request.sequences) after.AddDecode(sequences[at].tokens.size());
+  const auto careful = [this](const StepShape& shape) {
+    return forecast.DecodeStepNs(shape) * (kForecastMargin + 1) / kForecastMargin;
+  };
+  const std::int64_t step = careful(before), longer = careful(after);
+  std::size_t late = 0, made_late = 0, all = 0;
+  for (const TableIndex index : running) {
+    const Sequence& sequence = sequences[index];
+    const Request& other = RequestOf(sequence);
+    if (!other.deadline_ns.has_value()) continue;
+    const auto steps = static_cast<std::int64_t>(ExpectedOutputs(sequence));
+    ++all;
+    const bool is_late = now_ns + steps * step > *other.deadline_ns;
+    late += is_late;
+    made_late += !is_late && now_ns + steps * longer > *other.deadline_ns;
+  }
+  // Some are late whatever happens. When most are, the batch is too large.
+  constexpr std::size_t kSome = 4;
+  return made_late <= request.sequences.size() && (late <= kSome || 2 * late <= all);
+}
+
 }  // namespace flotilla::scheduler

@@ -209,6 +209,11 @@ struct CoreState {
   bool ExpectedLate(const Request& request);
   // The positions of the request's prompt that the prefix cache has.
   std::uint32_t Cached(const Request& request);
+  // Whether at most as many running sequences come to miss their deadline as this request has, once
+  // it runs beside them, and most of those that have one are expected to meet it. A deadline is no
+  // privilege: a request without one, which cannot be ended early, never waits for those that have
+  // one.
+  bool LeavesTime(const Request& request) const;
   // Forecasts the outputs of a sequence anew.
   void UpdateForecast(Sequence& sequence);
   // Learns from an answer that ended by itself, or, if it was ended, had at least `outputs` tokens.

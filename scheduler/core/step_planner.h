@@ -110,6 +110,7 @@ class StepPlanner {
   struct Attempt {
     std::optional<Admission> admission;
     bool blocked = false;  // for memory or sequences, which later requests may take from it
+    bool late = false;     // running requests would miss their deadlines beside it
     std::optional<TableIndex> computing;  // the sequence that computes its prefix
   };
   Attempt TryAdmit(TableIndex request);

@@ -149,6 +149,10 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   const bool may_wait = !request.non_preemptible() && !state_.running.empty();
   // Its rows would probably be lost, so others that wait have them. It hides nobody.
   if (may_wait && state_.waiting.size() > 1 && state_.ExpectedLate(request)) return attempt;
+  if (may_wait && !state_.LeavesTime(request)) {
+    attempt.late = true;
+    return attempt;
+  }
   const KvCacheManager::Match match = state_.epoch->kv.FindPrefix(
       state_.sequences[request.sequences.front()], request, state_.RecomputeNs());
   const bool loads = head && WantsLoad(match);
@@ -208,7 +212,7 @@ void StepPlanner::NoteBlocked() {
 void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
   tried_.push_back(index);
   Erase(queue_, index);
-  if (!attempt.blocked) return;
+  if (!attempt.blocked && !attempt.late) return;
   if (!blocked_.has_value()) {
     blocked_ = index;
   } else {
@@ -355,7 +359,7 @@ void StepPlanner::NoteOvertakenHead(TableIndex by) {
   const bool loads = load_.has_value();  // the blocks that it would be read back to
   load_.reset();
   const bool starts = attempt.admission.has_value() || loads;
-  if (attempt.blocked || starts) blocked_ = head;
+  if (attempt.blocked || attempt.late || starts) blocked_ = head;
 }
 
 // Whether the order lets `request` have rows that `than` would have had.

@@ -306,6 +306,42 @@ TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
   harness.RunAll();
 }
 
+// A request with much time would make two running ones miss their deadlines. It waits, and a later
+// request that may do so, because it has two sequences, does not start before it.
+TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
+  CoreHarness harness({.max_overtaken_rows = 0}, Group(), "fcfs");
+  harness.step_ns = StepNs;
+  for (std::uint32_t i = 1; i <= 8; ++i) {  // the forecast learns what a row costs
+    harness.core.Submit(0, DistinctRequest(10 + i, 20, 20 * i));
+  }
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    TokenizedRequest urgent = DistinctRequest(id, 20, 1000);
+    // 1,000 steps of two rows are in time by the forecast and its margin, of three rows they are
+    // not.
+    urgent.deadline_ns = harness.now_ns + std::int64_t{1000} * 1'050'000 * 13 / 12;
+    harness.core.Submit(harness.now_ns, urgent);
+  }
+  for (int step = 0; step < 20; ++step) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  for (std::uint64_t id = 3; id <= 4; ++id) {
+    TokenizedRequest later = DistinctRequest(id, 20, 5);
+    later.deadline_ns = harness.now_ns + 600'000'000'000;
+    later.sequences = id == 4 ? 2 : 1;
+    harness.core.Submit(harness.now_ns, later);
+  }
+  for (int step = 0; step < 5; ++step) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  EXPECT_EQ(harness.TokensOf(3), 0u);
+  EXPECT_EQ(harness.TokensOf(4), 0u);
+  harness.RunAll();
+  for (std::uint64_t id = 1; id <= 2; ++id) EXPECT_TRUE(harness.EndOf(id)->status.ok());
+}
+
 // The head's prompt is as long as the step, so shorter ones are considered first. They may not
 // overtake it; but as most of it is cached, there are rows for one of them, and that is the first.
 TEST(Waiting, WhoMayNotOvertakeTheHeadKeepsItsTurn) {
