@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/types/activation.h"
+#include "common/types/expert_scores.h"
 #include "kernels/kv_layout.h"
 #include "kernels/noise.h"
 #include "kernels/packed_matrix.h"
@@ -140,6 +141,34 @@ struct ActivateArgs {
   int64_t out_stride = 0;
 };
 
+// choose_experts: the experts that each row goes through, ascending, and their weights. x is a row
+// of the router's logits; maxima and sums run over experts ascending.
+//   score: kSoftmax Exp(x - max) / the sum of these; kSigmoid 1 / (1 + Exp(-x)); kChosenSoftmax x.
+//   merit = score, + bias if there is one; a NaN counts as -infinity.
+//   With groups, which are equal parts of the experts: the merit of a group is its largest one, or
+//   with group_pairs the sum of its two largest. Outside of the best kept_groups merits become 0.
+//   The `chosen` largest merits win, and of equal ones those with the lower id; so do groups.
+//   weight = score; for kChosenSoftmax Exp(x - max) / the sum of these, both of the chosen. If
+//   `normalised`, it is divided by (kLeastWeight + the sum of weights). At last it is multiplied by
+//   the factor.
+inline constexpr int kMostExperts = 1024;
+inline constexpr float kLeastWeight = 1e-20f;
+struct ChooseExpertsArgs {
+  const float* logits = nullptr;  // [rows, experts] fp32
+  int64_t stride = 0;             // floats from row to row
+  int experts = 0;                // at most kMostExperts
+  int chosen = 0;                 // at most `experts`
+  ExpertScores scores = ExpertScores::kSoftmax;
+  const float* bias = nullptr;  // [experts]; null: none
+  int groups = 1;               // experts is a multiple of it
+  int kept_groups = 1;
+  bool group_pairs = false;
+  bool normalised = false;
+  float factor = 1;
+  int32_t* ids = nullptr;    // [rows, chosen]
+  float* weights = nullptr;  // [rows, chosen]
+};
+
 // One sequence's view of the KV cache of one layer: the record of (block b, KV
 // head h) starts at base + b * block_stride + h * head_stride bytes, 64-byte
 // aligned, laid out as kv_layout.h says.
@@ -243,6 +272,7 @@ struct Ops {
   void (*layer_norm)(const LayerNormArgs&, int row_begin, int row_end);
   void (*rope)(const RopeArgs&, int token_begin, int token_end);
   void (*activate)(const ActivateArgs&, int row_begin, int row_end);
+  void (*choose_experts)(const ChooseExpertsArgs&, int row_begin, int row_end);
   // y[i] += x[i].
   void (*add)(const float* x, float* y, int64_t n);
   // y[i] = fma(factor, x[i], y[i]).

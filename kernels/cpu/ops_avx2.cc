@@ -3,6 +3,7 @@
 #include "kernels/cpu/simd_avx2.h"
 #include "kernels/cpu/vocabulary-inl.h"
 #include "kernels/op_tables.h"
+#include "kernels/reference/reference_ops.h"
 
 namespace flotilla::kernels {
 
@@ -25,6 +26,7 @@ extern const Ops kAvx2Ops = {
     .layer_norm = LayerNorm<Avx2>,
     .rope = Rope<Avx2>,
     .activate = Activate<Avx2>,
+    .choose_experts = reference::ChooseExperts,
     .add = Add<Avx2>,
     .add_scaled = AddScaled<Avx2>,
     .scale = Scale<Avx2>,

@@ -3,6 +3,7 @@
 #include "kernels/cpu/simd_avx512.h"
 #include "kernels/cpu/vocabulary-inl.h"
 #include "kernels/op_tables.h"
+#include "kernels/reference/reference_ops.h"
 
 namespace flotilla::kernels {
 
@@ -25,6 +26,7 @@ extern const Ops kAvx512Ops = {
     .layer_norm = LayerNorm<Avx512>,
     .rope = Rope<Avx512>,
     .activate = Activate<Avx512>,
+    .choose_experts = reference::ChooseExperts,
     .add = Add<Avx512>,
     .add_scaled = AddScaled<Avx512>,
     .scale = Scale<Avx512>,

@@ -15,6 +15,7 @@ extern const Ops kReferenceOps = {
     .layer_norm = reference::LayerNorm,
     .rope = reference::Rope,
     .activate = reference::Activate,
+    .choose_experts = reference::ChooseExperts,
     .add = reference::Add,
     .add_scaled = reference::AddScaled,
     .scale = reference::Scale,

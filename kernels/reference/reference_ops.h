@@ -1,5 +1,6 @@
 // The obvious implementation of every op, in plain scalar loops. It defines what is
-// correct. These declarations serve only the table in reference_ops.cc.
+// correct. These declarations serve the table in reference_ops.cc; the other tables take
+// ChooseExperts from here, too.
 #pragma once
 
 #include "kernels/ops.h"
@@ -13,6 +14,7 @@ void RmsNorm(const RmsNormArgs& args, int row_begin, int row_end);
 void Rope(const RopeArgs& args, int token_begin, int token_end);
 void LayerNorm(const LayerNormArgs& args, int row_begin, int row_end);
 void Activate(const ActivateArgs& args, int row_begin, int row_end);
+void ChooseExperts(const ChooseExpertsArgs& args, int row_begin, int row_end);
 void Add(const float* x, float* y, int64_t n);
 void AddScaled(const float* x, float factor, float* y, int64_t n);
 void Scale(float* x, float factor, int64_t n);
