@@ -34,12 +34,25 @@ std::string Shape(const model::Tensor& tensor) {
 std::map<std::string, std::string_view> Roles(const model::ModelSpec& spec) {
   std::map<std::string, std::string_view> roles;
   for (const model::TensorRow& row : spec.tensors) {
-    const std::size_t count = model::IsPerLayer(row) ? spec.layers.size() : 1;
-    for (std::uint32_t layer = 0; layer < count; ++layer) {
-      roles.emplace(model::NameInFile(row, layer), model::RoleName(row.role));
+    for (std::string& name : model::NamesInFile(row, spec)) {
+      roles.emplace(std::move(name), model::RoleName(row.role));
     }
   }
   return roles;
+}
+
+// E.g. "FFN of 1536".
+std::string Ffns(const model::ModelSpec& spec) {
+  std::vector<std::string> parts;
+  if (const auto width = spec.ffn().width; width > 0)
+    parts.push_back(absl::StrCat("FFN of ", width));
+  if (const model::MoeSpec* moe = spec.moe(); moe != nullptr) {
+    parts.push_back(
+        absl::StrFormat("%d of %d experts of %d", moe->chosen, moe->experts, moe->expert.width));
+    if (moe->shared.width > 0)
+      parts.push_back(absl::StrCat("shared expert of ", moe->shared.width));
+  }
+  return absl::StrJoin(parts, ", ");
 }
 
 // Says what the model is, or why flotilla cannot serve it.
@@ -51,9 +64,9 @@ std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
   }
   const model::AttentionSpec& attention = spec->attention();
   return absl::StrFormat(
-      "%s: %d layers of %d, %d query and %d KV heads of %d, FFN of %d, %d tokens, context %d",
+      "%s: %d layers of %d, %d query and %d KV heads of %d, %s, %d tokens, context %d",
       spec->architecture, spec->layers.size(), spec->hidden, attention.heads, attention.kv_heads,
-      attention.head_dim, spec->ffn().width, spec->vocab, spec->context_length);
+      attention.head_dim, Ffns(*spec), spec->vocab, spec->context_length);
 }
 
 }  // namespace

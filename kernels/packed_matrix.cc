@@ -153,7 +153,8 @@ MatrixView PackedMatrix::view() const {
           .split_count = static_cast<int>(split_ends_.size()),
           .split_ends = split_ends_.data(),
           .records = data_.get(),
-          .record_bytes = record_bytes_};
+          .record_bytes = record_bytes_,
+          .panel_blocks = static_cast<int>(k_ / kBlockK)};
 }
 
 }  // namespace flotilla::kernels

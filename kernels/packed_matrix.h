@@ -44,13 +44,14 @@ struct MatrixView {
   int k = 0;                            // inputs, a multiple of 32
   int split_count = 1;                  // >= 1
   const int32_t* split_ends = nullptr;  // [split_count] ascending multiples of 32, last == k
-  const std::byte* records = nullptr;   // [panels, k / 32] records
+  const std::byte* records = nullptr;   // [panels, panel_blocks] records; the first k / 32 count
   int64_t record_bytes = 0;
+  int panel_blocks = 0;  // k / 32; more where the view is a part of a matrix
 
   int panels() const { return (columns + kPanelColumns - 1) / kPanelColumns; }
   int blocks() const { return k / kBlockK; }
   const std::byte* record(int panel, int block) const {
-    return records + (static_cast<int64_t>(panel) * blocks() + block) * record_bytes;
+    return records + (static_cast<int64_t>(panel) * panel_blocks + block) * record_bytes;
   }
 };
 

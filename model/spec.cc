@@ -22,6 +22,34 @@ float AlibiSlope(uint32_t head, uint32_t heads) {
   return static_cast<float>(slope);
 }
 
+const FfnSpec& LayerSpec::ffn_of(FfnKind kind) const {
+  static constexpr FfnSpec kNone;
+  if (kind == FfnKind::kDense) return moe.has_value() ? kNone : ffn;
+  if (!moe.has_value()) return kNone;
+  return kind == FfnKind::kExpert ? moe->expert : moe->shared;
+}
+
+const FfnSpec& ModelSpec::ffn(FfnKind kind) const {
+  for (const LayerSpec& layer : layers) {
+    if (layer.ffn_of(kind).width > 0) return layer.ffn_of(kind);
+  }
+  return layers.front().ffn_of(kind);
+}
+
+const MoeSpec* ModelSpec::moe() const {
+  const auto layer =
+      std::ranges::find_if(layers, [](const LayerSpec& each) { return each.moe.has_value(); });
+  return layer == layers.end() ? nullptr : &*layer->moe;
+}
+
+uint32_t ModelSpec::ffn_splits() const {
+  uint32_t fewest = UINT32_MAX;
+  for (const FfnKind kind : kFfnKinds) {
+    if (ffn(kind).width > 0) fewest = std::min(fewest, ffn(kind).splits());
+  }
+  return fewest;
+}
+
 uint32_t FfnSpec::split() const {
   constexpr uint32_t kLargest = 128, kSmallest = 32, kFewest = 4, kMost = 256;
   uint32_t split = kLargest;

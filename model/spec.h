@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/types/activation.h"
+#include "common/types/expert_scores.h"
 #include "model/tensor_table.h"
 
 namespace flotilla::model {
@@ -90,13 +91,26 @@ struct FfnSpec {
 };
 
 // A mixture of experts: each row goes through the `chosen` of `experts` FFNs that a router prefers.
+// What is not said here is as in kernels::ChooseExpertsArgs.
 struct MoeSpec {
   uint32_t experts = 0;
   uint32_t chosen = 0;
   FfnSpec expert;
+  ExpertScores scores = ExpertScores::kSoftmax;
+  bool normalised = false;
+  float factor = 1;
+  uint32_t groups = 1;
+  uint32_t kept_groups = 1;
+  bool group_pairs = false;
+  FfnSpec shared;  // every row goes through this one, too; width 0: there is none
 
   bool operator==(const MoeSpec&) const = default;
 };
+
+// Which FFN of a model: that of layers without experts, or in the others each expert, or the shared
+// one.
+enum class FfnKind : uint8_t { kDense, kExpert, kShared };
+inline constexpr FfnKind kFfnKinds[] = {FfnKind::kDense, FfnKind::kExpert, FfnKind::kShared};
 
 // How the parts of a layer follow each other.
 enum class Wiring : uint8_t {
@@ -115,6 +129,9 @@ struct LayerSpec {
   AttentionSpec attention;
   FfnSpec ffn;
   std::optional<MoeSpec> moe;  // in place of ffn
+
+  // Width 0: the layer has none.
+  const FfnSpec& ffn_of(FfnKind kind) const;
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -142,11 +159,15 @@ struct ModelSpec {
 
   // The parts of the first layer. Decoder::Check says whether those of all layers have their sizes.
   const AttentionSpec& attention() const { return layers.front().attention; }
-  const FfnSpec& ffn() const { return layers.front().ffn; }
+  // That of the first layer that has one; width 0: none has.
+  const FfnSpec& ffn(FfnKind kind = FfnKind::kDense) const;
+  // The mixture of the first layer that has one; null: none has.
+  const MoeSpec* moe() const;
 
-  // Splits of the row-parallel products, which fix the order of their sums.
+  // Splits of the row-parallel products, which fix the order of their sums; of FFNs those of the
+  // kind that has the fewest.
   uint32_t attention_splits() const { return attention().splits(); }
-  uint32_t ffn_splits() const { return ffn().splits(); }
+  uint32_t ffn_splits() const;
 };
 
 }  // namespace flotilla::model

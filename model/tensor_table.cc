@@ -14,6 +14,18 @@ std::string Shape(const uint64_t (&dims)[4]) {
   return Cat("[", dims[0], ", ", dims[1], ", ", dims[2], ", ", dims[3], "]");
 }
 
+// Whether the last axis of the row's tensors is the expert.
+bool HasExpertAxis(const TensorRow& row) {
+  return IsPerExpert(row.role) && row.name.find('#') == std::string::npos;
+}
+
+// `name` with a number in place of the first `mark`, if it has one.
+std::string WithNumber(std::string_view name, char mark, uint32_t number) {
+  const size_t at = name.find(mark);
+  if (at == std::string_view::npos) return std::string(name);
+  return Cat(name.substr(0, at), number, name.substr(at + 1));
+}
+
 absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, const TensorRow& row,
                          const std::string& name) {
   const Tensor* tensor = checkpoint.FindTensor(name);
@@ -22,7 +34,11 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
   uint64_t want[4] = {SizeOf(row.columns, spec), SizeOf(row.rows, spec), 1, 1};
   if (row.rows_in_file != 0) want[vector ? 0 : 1] = row.rows_in_file;
   if (row.transposed) std::swap(want[0], want[1]);
-  if (tensor->rank != (vector ? 1u : 2u) || !std::equal(want, want + 4, tensor->dims)) {
+  uint32_t rank = vector ? 1 : 2;
+  if (HasExpertAxis(row)) want[rank++] = SizeOf(Extent::kExperts, spec);
+  // Hugging Face has the one row of this matrix as a matrix, and llama.cpp as a vector.
+  if (row.role == TensorRole::kSharedRouter) rank = tensor->rank;
+  if (tensor->rank != rank || !std::equal(want, want + 4, tensor->dims)) {
     return InvalidArgument("tensor ", name, " is ", Shape(tensor->dims), ", not ", Shape(want));
   }
   if (row.transposed && !IsPlain(tensor->type)) {
@@ -65,6 +81,22 @@ std::string_view RoleName(TensorRole role) {
                                                 "up bias",
                                                 "down",
                                                 "down bias",
+                                                "router",
+                                                "router bias",
+                                                "expert bias",
+                                                "expert gate",
+                                                "expert gate bias",
+                                                "expert up",
+                                                "expert up bias",
+                                                "expert down",
+                                                "expert down bias",
+                                                "shared expert router",
+                                                "shared expert gate",
+                                                "shared expert gate bias",
+                                                "shared expert up",
+                                                "shared expert up bias",
+                                                "shared expert down",
+                                                "shared expert down bias",
                                                 "FFN post-norm",
                                                 "output norm",
                                                 "output norm bias",
@@ -97,6 +129,12 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec) {
       return uint64_t{attention.kv_heads} * attention.head_dim;
     case Extent::kFfn:
       return spec.ffn().width;
+    case Extent::kExpertFfn:
+      return spec.ffn(FfnKind::kExpert).width;
+    case Extent::kSharedFfn:
+      return spec.ffn(FfnKind::kShared).width;
+    case Extent::kExperts:
+      return spec.moe() == nullptr ? 0 : spec.moe()->experts;
     case Extent::kVocabulary:
       return spec.vocab;
     case Extent::kPositions:
@@ -105,13 +143,49 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec) {
   return 0;
 }
 
-bool IsPerLayer(const TensorRow& row) { return row.name.find('*') != std::string_view::npos; }
+bool IsPerLayer(const TensorRow& row) { return row.name.find('*') != std::string::npos; }
 
-std::string NameInFile(const TensorRow& row, uint32_t layer) {
-  const size_t star = row.name.find('*');
-  if (star == std::string_view::npos) return row.name;
-  const std::string_view name = row.name;
-  return Cat(name.substr(0, star), layer, name.substr(star + 1));
+bool IsInLayer(TensorRole role, const LayerSpec& layer) {
+  if (role >= TensorRole::kGate && role <= TensorRole::kDownBias) return !layer.moe.has_value();
+  if (role >= TensorRole::kRouter && role <= TensorRole::kSharedDownBias) {
+    return layer.moe.has_value();
+  }
+  return true;
+}
+
+bool IsPerExpert(TensorRole role) {
+  return role >= TensorRole::kExpertGate && role <= TensorRole::kExpertDownBias;
+}
+
+std::string NameInFile(const TensorRow& row, uint32_t layer, uint32_t expert) {
+  return WithNumber(WithNumber(row.name, '*', layer), '#', expert);
+}
+
+std::vector<std::string> NamesInFile(const TensorRow& row, const ModelSpec& spec) {
+  std::vector<std::string> names;
+  const size_t layers = IsPerLayer(row) ? spec.layers.size() : 1;
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    const LayerSpec& part = spec.layers[layer];
+    if (!IsInLayer(row.role, part)) continue;
+    const bool each = IsPerExpert(row.role) && !HasExpertAxis(row);
+    for (uint32_t expert = 0; expert < (each ? part.moe->experts : 1); ++expert) {
+      names.push_back(NameInFile(row, layer, expert));
+    }
+  }
+  return names;
+}
+
+absl::StatusOr<Tensor> FindWeight(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                  const TensorRow& row, uint32_t layer, uint32_t expert) {
+  const std::string name = NameInFile(row, layer, expert);
+  const Tensor* tensor = checkpoint.FindTensor(name);
+  if (tensor == nullptr) return absl::NotFoundError(Cat("tensor ", name, " is missing"));
+  Tensor weight = *tensor;
+  if (!HasExpertAxis(row)) return weight;
+  const size_t bytes = weight.data.size() / SizeOf(Extent::kExperts, spec);
+  weight.data = weight.data.subspan(bytes * expert, bytes);
+  weight.dims[--weight.rank] = 1;
+  return weight;
 }
 
 int64_t RowMap::At(int64_t index) const {
@@ -134,9 +208,7 @@ const TensorRow* FindRow(const ModelSpec& spec, TensorRole role) {
 absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
   absl::flat_hash_set<std::string> expected;
   for (const TensorRow& row : spec.tensors) {
-    const size_t count = IsPerLayer(row) ? spec.layers.size() : 1;
-    for (uint32_t layer = 0; layer < count; ++layer) {
-      std::string name = NameInFile(row, layer);
+    for (std::string& name : NamesInFile(row, spec)) {
       absl::Status status = CheckTensor(checkpoint, spec, row, name);
       if (!status.ok()) return status;
       expected.insert(std::move(name));

@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "model/checkpoint.h"
 
 namespace flotilla::model {
 
+struct LayerSpec;
 struct ModelSpec;
 
 // A bias follows its weight; DenseReader counts on it.
@@ -43,6 +45,22 @@ enum class TensorRole : uint8_t {
   kUpBias,
   kDown,
   kDownBias,
+  kRouter,  // of a mixture of experts: a logit for each expert
+  kRouterBias,
+  kExpertBias,  // of the choice alone
+  kExpertGate,
+  kExpertGateBias,
+  kExpertUp,
+  kExpertUpBias,
+  kExpertDown,
+  kExpertDownBias,
+  kSharedRouter,  // the logit of the shared expert
+  kSharedGate,
+  kSharedGateBias,
+  kSharedUp,
+  kSharedUpBias,
+  kSharedDown,
+  kSharedDownBias,
   kFfnPostNorm,
   kOutputNorm,
   kOutputNormBias,
@@ -52,8 +70,9 @@ enum class TensorRole : uint8_t {
 };
 
 // The length of a tensor's axis. It also says how the axis is sharded: kQueries, kKeys, kHeads
-// and kKvHeads by attention splits, kFfn by FFN splits, kVocabulary by chunks of the vocabulary,
-// the others not at all. kAllQueries and kAllKeys are as long as kQueries and kKeys.
+// and kKvHeads by attention splits, kFfn, kExpertFfn and kSharedFfn by FFN splits, kVocabulary by
+// chunks of the vocabulary, the others not at all. kAllQueries and kAllKeys are as long as kQueries
+// and kKeys.
 enum class Extent : uint8_t {
   kOne,
   kHidden,
@@ -66,6 +85,9 @@ enum class Extent : uint8_t {
   kAllQueries,
   kAllKeys,
   kFfn,
+  kExpertFfn,
+  kSharedFfn,
+  kExperts,
   kVocabulary,
   kPositions,
 };
@@ -90,7 +112,9 @@ struct RowMap {
 
 struct TensorRow {
   TensorRole role;
-  std::string name;            // "*" stands for the layer's index
+  // "*" stands for the layer's index, "#" for that of the expert. Weights of experts without a "#"
+  // are one tensor of a layer, whose last axis is the expert.
+  std::string name;
   Extent columns;              // the contiguous axis: inputs of a matrix
   Extent rows = Extent::kOne;  // kOne: a vector
   RowMap map;
@@ -105,9 +129,20 @@ struct TensorRow {
 std::string_view RoleName(TensorRole role);
 uint64_t SizeOf(Extent extent, const ModelSpec& spec);
 
-// Whether there is one tensor for each layer.
+// Whether there is one tensor for each layer, or at least for each layer that has such a part.
 bool IsPerLayer(const TensorRow& row);
-std::string NameInFile(const TensorRow& row, uint32_t layer);
+// Whether the role is in such a layer. Roles of no layer are in each.
+bool IsInLayer(TensorRole role, const LayerSpec& layer);
+// Whether each expert has such a weight.
+bool IsPerExpert(TensorRole role);
+std::string NameInFile(const TensorRow& row, uint32_t layer, uint32_t expert = 0);
+// The names of all tensors of the row: one of each layer that has such a part, or one of each of
+// its experts.
+std::vector<std::string> NamesInFile(const TensorRow& row, const ModelSpec& spec);
+// The row's weight in a layer, and of an expert if each has one. NOT_FOUND: the file has no such
+// tensor, and the message names it. The tensor must have the shape that CheckTensors wants.
+absl::StatusOr<Tensor> FindWeight(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                  const TensorRow& row, uint32_t layer, uint32_t expert = 0);
 
 // The tensor that is the head: one of its own, or the table of token vectors.
 TensorRole HeadRole(const ModelSpec& spec);

@@ -90,8 +90,7 @@ template <class S, class Kind, int R, int H>
 __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int half, int row) {
   using F = typename S::F;
   const MatrixView& w = args.weights;
-  const int blocks = w.k / kBlockK;
-  const std::byte* record = w.records + static_cast<int64_t>(panel) * blocks * Kind::kRecordBytes;
+  const std::byte* record = w.record(panel, 0);
   const int16_t* x[R];
   FLOTILLA_UNROLL
   for (int r = 0; r < R; ++r) x[r] = args.x.values + static_cast<int64_t>(row + r) * w.k;
@@ -193,8 +192,7 @@ inline constexpr int kF32ChunkBlocks = 4;
 template <class S, class Kind>
 void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
   const MatrixView& w = args.weights;
-  const int blocks = w.k / kBlockK;
-  const std::byte* record = w.records + static_cast<int64_t>(panel) * blocks * Kind::kRecordBytes;
+  const std::byte* record = w.record(panel, 0);
   const float* x = args.x + row * args.x_stride;
   alignas(64) float chunk[kF32ChunkBlocks * kBlockK * kPanelColumns];
   alignas(64) float acc[kF32GroupRows * kPanelColumns];

@@ -20,6 +20,7 @@ constexpr uint64_t kMaxHeads = 1 << 10;
 constexpr uint64_t kMaxHeadDim = 512;
 constexpr uint64_t kMaxFfn = 1 << 20;
 constexpr uint64_t kMaxContext = 1 << 24;
+constexpr uint64_t kMaxExperts = 1024;
 
 constexpr std::string_view kFactors = "rope_freqs.weight";
 
@@ -76,10 +77,41 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
               "is not a multiple of attention.head_count_kv");
   in_.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
   in_.Require(value_dim == attention.head_dim, "attention.value_length", "differs from key_length");
-  in_.RefuseIfSet("expert_count");
+  if (!layer_.moe.has_value()) in_.RefuseIfSet("expert_count");
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
   spec_.output_norm = layer_.norm;
   ReadActivation();
+}
+
+bool DenseReader::ReadExperts(const MoeSpec& moe) {
+  if (in_.UintOrNone("expert_count", kMaxExperts) == 0) return false;
+  layer_.moe = moe;
+  layer_.moe->experts = in_.Uint("expert_count", 1, kMaxExperts);
+  layer_.moe->chosen = in_.Uint("expert_used_count", 1, std::max(layer_.moe->experts, 1u));
+  return true;
+}
+
+void DenseReader::FinishExperts(std::optional<Activation> activation) {
+  if (!layer_.moe.has_value() || !in_.status().ok()) return;
+  MoeSpec& moe = *layer_.moe;
+  moe.expert.activation = activation.value_or(layer_.ffn.activation);
+  moe.expert.width = in_.Uint("expert_feed_forward_length", 1, kMaxFfn, layer_.ffn.width);
+  moe.shared.activation = moe.expert.activation;
+  moe.shared.width = in_.UintOrNone("expert_shared_feed_forward_length", kMaxFfn);
+  moe.normalised = in_.Bool("expert_weights_norm", moe.normalised);
+  // Layers without experts.
+  const uint32_t step = in_.Uint("interleave_moe_layer_step", 1, kMaxLayers, 1);
+  if (!in_.status().ok()) return;
+  has_experts_.resize(layers_);
+  for (uint32_t i = 0; i < layers_; ++i) has_experts_[i] = (i + 1) % step == 0;
+  constexpr std::string_view kDense = "mlp_only_layers";
+  const auto dense = checkpoint_.configuration().Numbers(kDense);
+  in_.Require(dense.ok() || !checkpoint_.configuration().Has(kDense), kDense, "is no list");
+  for (const double layer : dense.value_or(std::vector<double>())) {
+    const bool exists = layer >= 0 && layer < layers_;
+    in_.Require(exists, kDense, "names a layer that the model has not");
+    if (exists) has_experts_[static_cast<size_t>(layer)] = false;
+  }
 }
 
 void DenseReader::ReadActivation() {
@@ -139,7 +171,7 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
                               .beta_fast = in_.Float("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32),
                               .beta_slow = in_.Float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1),
                               .original_context = original(spec_.context_length),
-                              .truncate = in_.Bool("rope.scaling.yarn_truncate", true)};
+                              .truncate = in_.Bool("rope.scaling.yarn_truncate", yarn_truncate_)};
     in_.Require(numbers.beta_fast > numbers.beta_slow, "rope.scaling.yarn_beta_fast",
                 "is not above beta_slow");
     if (!in_.status().ok()) return {};
@@ -197,6 +229,9 @@ void DenseReader::Finish() {
   } else if (window_ > 0 && checkpoint_.configuration().Has(kPattern)) {
     const std::vector<double> kinds = in_.Numbers(kPattern, layers_, 0, 1);
     for (size_t i = 0; i < kinds.size(); ++i) slides[i] = kinds[i] != 0;
+  }
+  for (uint32_t i = 0; i < has_experts_.size(); ++i) {
+    if (!has_experts_[i]) spec_.layers[i].moe.reset();
   }
   for (uint32_t i = 0; i < layers_; ++i) {
     AttentionSpec& attention = spec_.layers[i].attention;
@@ -336,6 +371,39 @@ void DenseReader::FusedGateUp(std::string_view hugging_face) {
          {.first = width}, 2 * width);
 }
 
+void DenseReader::ExpertLinear(TensorRole role, std::string_view llama_cpp,
+                               std::string_view hugging_face, Extent columns, Extent rows) {
+  const auto layer = std::ranges::find(has_experts_, true);
+  const auto has = [&](const std::string& name) {
+    const TensorRow row{.role = {}, .name = name, .columns = {}, .map = {}};
+    return checkpoint_.FindTensor(
+               NameInFile(row, static_cast<uint32_t>(layer - has_experts_.begin()))) != nullptr;
+  };
+  std::string name = LayerName(llama_cpp, hugging_face);
+  // llama.cpp once had a tensor for each expert: ffn_gate.0, not ffn_gate_exps.
+  constexpr std::string_view kAll = "_exps";
+  if (!hf() && name.ends_with(kAll) && !has(name + ".weight")) {
+    const std::string older = name.substr(0, name.size() - kAll.size()) + ".#";
+    if (has(older + ".weight")) name = older;
+  }
+  Add(role, name + ".weight", name + ".weight", columns, rows);
+  if (has(name + ".bias")) Add(BiasOf(role), name + ".bias", name + ".bias", rows);
+}
+
+void DenseReader::LayerVector(TensorRole role, std::string_view llama_cpp,
+                              std::string_view hugging_face, Extent columns) {
+  const std::string name = LayerName(llama_cpp, hugging_face);
+  Add(role, name, name, columns);
+}
+
+void DenseReader::Experts(const ExpertNames& names) {
+  using enum Extent;
+  ExpertLinear(TensorRole::kRouter, "ffn_gate_inp", names.router, kHidden, kExperts);
+  ExpertLinear(TensorRole::kExpertGate, "ffn_gate_exps", names.gate, kHidden, kExpertFfn);
+  ExpertLinear(TensorRole::kExpertUp, "ffn_up_exps", names.up, kHidden, kExpertFfn);
+  ExpertLinear(TensorRole::kExpertDown, "ffn_down_exps", names.down, kExpertFfn, kHidden);
+}
+
 void DenseReader::HeadNormRows(Extent query, Extent key) {
   const auto add = [&](TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
                        Extent columns) {
@@ -363,7 +431,10 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   DenseReader reader(checkpoint, in, spec);
   reader.layer().ffn.activation = options.activation;
   reader.SetNormPlus(options.norm_plus);
+  const bool experts =
+      !options.experts.router.empty() && reader.ReadExperts({.normalised = options.normalised});
   reader.ReadSizes(options.norms);
+  reader.FinishExperts();
   reader.ReadRope(options.hf_pairs, options.llama_cpp_pairs);
   if (options.has_window) {
     reader.ReadWindow(options.window_period);
@@ -380,6 +451,17 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
   reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);
   reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);
+  if (experts) reader.Experts(options.experts);
+  if (reader.layer().moe.has_value() && reader.layer().moe->shared.width > 0) {
+    reader.ExpertLinear(kSharedRouter, "ffn_gate_inp_shexp", "mlp.shared_expert_gate", kHidden,
+                        kOne);
+    reader.ExpertLinear(kSharedGate, "ffn_gate_shexp", "mlp.shared_expert.gate_proj", kHidden,
+                        kSharedFfn);
+    reader.ExpertLinear(kSharedUp, "ffn_up_shexp", "mlp.shared_expert.up_proj", kHidden,
+                        kSharedFfn);
+    reader.ExpertLinear(kSharedDown, "ffn_down_shexp", "mlp.shared_expert.down_proj", kSharedFfn,
+                        kHidden);
+  }
   reader.Norm(kOutputNorm, "output_norm", "model.norm");
   if (options.head_norms) {
     reader.attention().head_norms = HeadNorms::kShared;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/architectures/architecture.h"
 
@@ -24,6 +26,20 @@ enum class FusedQkv : uint8_t {
   kSections,  // all q, all k, all v
   kGroups,    // for each KV head its q, its k, its v
 };
+
+// What a family calls the tensors of its experts in Hugging Face's files.
+struct ExpertNames {
+  std::string_view router, gate, up, down;  // "#" stands for the expert
+};
+
+inline constexpr ExpertNames kMixtralExperts = {.router = "block_sparse_moe.gate",
+                                                .gate = "block_sparse_moe.experts.#.w1",
+                                                .up = "block_sparse_moe.experts.#.w3",
+                                                .down = "block_sparse_moe.experts.#.w2"};
+inline constexpr ExpertNames kQwenExperts = {.router = "mlp.gate",
+                                             .gate = "mlp.experts.#.gate_proj",
+                                             .up = "mlp.experts.#.up_proj",
+                                             .down = "mlp.experts.#.down_proj"};
 
 // Failures go to the ConfigReader; after one, calls do nothing that matters.
 class DenseReader {
@@ -45,6 +61,12 @@ class DenseReader {
   // says it. Where the file does not say the FFN's width, it is `ffn_factor` times the hidden size
   // (0: the file must).
   void ReadSizes(NormKind norms, uint32_t ffn_factor = 0);
+  // Layers get experts in place of their FFN, as `moe` says, with the numbers that the file has.
+  // Call this before ReadSizes, which else refuses experts, and FinishExperts after it. False: the
+  // file has no experts.
+  bool ReadExperts(const MoeSpec& moe);
+  // `activation` is that of the experts; none: that of the layer.
+  void FinishExperts(std::optional<Activation> activation = std::nullopt);
   // RoPE with the file's scaling. `hf` and `llama_cpp` say how their files order pairs. A second
   // RoPE of base `local_base` follows, which is not scaled, if that is not 0.
   void ReadRope(Pairs hf, Pairs llama_cpp, float local_base = 0);
@@ -73,6 +95,17 @@ class DenseReader {
              Bias bias = Bias::kIfInFile, bool transposed = false);
   // Gate and up in one tensor, gate first, which llama.cpp calls ffn_up.
   void FusedGateUp(std::string_view hugging_face);
+  // A weight of each expert, and its bias if the file has one: of names with a '#' a tensor for
+  // each, else one tensor for all. A name that llama.cpp's older files have is found by itself.
+  void ExpertLinear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+                    Extent columns, Extent rows);
+  // A vector of each layer, whose name has its suffix.
+  void LayerVector(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
+                   Extent columns);
+  // The columns of an expert; 0: there are none.
+  uint32_t expert_width() const { return layer_.moe.has_value() ? layer_.moe->expert.width : 0; }
+  // The router and all weights of the experts.
+  void Experts(const ExpertNames& names);
   // The weights of norms of q and k.
   void HeadNormRows(Extent query, Extent key);
   // Those of HeadNorms::kOwn.
@@ -83,6 +116,7 @@ class DenseReader {
   // What ReadSizes does not read then.
   void SetKvHeads(uint32_t kv_heads) { kv_heads_ = kv_heads; }
   void SetNormEps(float eps) { norm_eps_ = eps; }
+  void SetYarnTruncate(bool truncate) { yarn_truncate_ = truncate; }  // where the file is silent
 
  private:
   RopeSpec ReadScaledRope(uint32_t dim);
@@ -103,6 +137,8 @@ class DenseReader {
   uint32_t kv_heads_ = 0;  // 0: as in the file
   float norm_eps_ = 0;     // 0: as in the file
   uint32_t window_ = 0, window_period_ = 0;
+  bool yarn_truncate_ = true;
+  std::vector<bool> has_experts_;  // by layer, if any has
 };
 
 // How a family differs from Llama.
@@ -116,10 +152,13 @@ struct DenseOptions {
   float norm_plus = 0;      // DenseReader::SetNormPlus
   bool has_window = false;  // whether the family knows windows
   uint32_t window_period = 0;
+  // Of files with experts; without a router the family has none.
+  ExpertNames experts = {};
+  bool normalised = false;  // MoeSpec::normalised
 };
 
 // Reads what calls everything as Llama does, and makes the layers. UNIMPLEMENTED goes to `in` for
-// experts and unknown scalings of RoPE.
+// unknown scalings of RoPE, and for experts where the family has none.
 void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOptions& options,
                ModelSpec& spec);
 

@@ -1,11 +1,14 @@
-// Llama 1 to 3, SmolLM2, and in GGUF files Mistral, too. Their pairs are neighbours.
+// Llama 1 to 3, SmolLM2, and in GGUF files Mistral and Mixtral, too. Their pairs are neighbours.
 #include "model/architectures/dense.h"
 
 namespace flotilla::model {
 
 extern const Architecture kLlama = {
     "llama", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
-      ReadDense(checkpoint, in, {.llama_cpp_pairs = Pairs::kNeighbours}, spec);
+      DenseOptions options{.llama_cpp_pairs = Pairs::kNeighbours};
+      if (checkpoint.naming() != Naming::kHuggingFace) options.experts = kMixtralExperts;
+      options.normalised = true;
+      ReadDense(checkpoint, in, options, spec);
     }};
 
 }  // namespace flotilla::model

@@ -51,7 +51,15 @@ constexpr Names kNames[] = {
     {"max_window_layers", {"max_window_layers"}},
     {"rope.layers", {"no_rope_layers"}},
     {"rope.dimension_count", {"rotary_dim"}},
-    {"expert_count", {"num_local_experts", "num_experts"}},
+    {"expert_count", {"num_local_experts", "num_experts", "n_routed_experts"}},
+    {"expert_used_count", {"num_experts_per_tok"}},
+    {"expert_feed_forward_length", {"moe_intermediate_size"}},
+    {"expert_shared_feed_forward_length", {"shared_expert_intermediate_size"}},
+    {"expert_weights_norm", {"norm_topk_prob"}},
+    {"interleave_moe_layer_step", {"decoder_sparse_step"}},
+    {"mlp_only_layers", {"mlp_only_layers"}},
+    {"swiglu_limit", {"swiglu_limit"}},
+    {"swiglu_alpha", {"swiglu_alpha"}},
     {"vocab_size", {"vocab_size"}},
 };
 // In the object of RoPE.

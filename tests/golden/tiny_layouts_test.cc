@@ -142,6 +142,15 @@ void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
   }
 }
 
+void ExpectTheSameBitsOf(const TinyModelOptions& options) {
+  const std::vector<std::byte> bytes = TinyGguf(options);
+  auto file = model::ParseCheckpoint(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<TokenId> ids;
+  for (TokenId id = 3; id < 35; ++id) ids.push_back(id * 7 % 300);
+  ExpectTheSameBits(*std::move(file), Requests(ids));
+}
+
 class TinyLayoutsTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
@@ -156,17 +165,15 @@ INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(kTinyCases),
 // A rank of two begins inside a super-block of 256: with one of two splits of 128 of the attention
 // output, and with three of six of the FFN.
 TEST(TinyLayouts, ShardsEndInsideSuperBlocks) {
-  const std::vector<std::byte> bytes = TinyGguf({.hidden = 256,
-                                                 .head_dim = 64,
-                                                 .ffn = 768,
-                                                 .matrix_type = model::GgmlType::kQ6_K,
-                                                 .embedding_type = model::GgmlType::kQ6_K});
-  auto file = model::ParseCheckpoint(bytes);
-  ASSERT_TRUE(file.ok()) << file.status();
-  std::vector<TokenId> ids;
-  for (TokenId id = 3; id < 35; ++id) ids.push_back(id * 7 % 300);
-  ExpectTheSameBits(*std::move(file), Requests(ids));
+  ExpectTheSameBitsOf({.hidden = 256,
+                       .head_dim = 64,
+                       .ffn = 768,
+                       .matrix_type = model::GgmlType::kQ6_K,
+                       .embedding_type = model::GgmlType::kQ6_K});
 }
+
+// Experts with integer products: three splits, of which the last is short.
+TEST(TinyLayouts, ExpertsMayBeQuantised) { ExpectTheSameBitsOf({.ffn = 160, .experts = 5}); }
 
 }  // namespace
 }  // namespace flotilla::testing

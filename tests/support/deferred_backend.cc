@@ -32,6 +32,7 @@ using kernels::kKvBlockTokens;
 using worker::AttentionOp;
 using worker::BufferHandle;
 using worker::EmbeddingHandle;
+using worker::ExpertsHandle;
 using worker::HeadHandle;
 using worker::MatrixHandle;
 using worker::NormOp;
@@ -259,6 +260,33 @@ struct Projection {
   worker::SumTree tree;  // over the products of all ranks
 };
 
+struct Experts {
+  struct Expert {
+    Weights gate_up;
+    std::vector<float> bias;       // may be empty
+    std::vector<Weights> down;     // of each of this rank's splits
+    std::vector<float> down_bias;  // may be empty
+  };
+  model::MoeSpec spec;
+  std::vector<float> router_bias, choice_bias;  // may be empty
+  Weights router;
+  std::optional<Weights> shared_router;
+  std::vector<Expert> experts;
+  std::int64_t hidden = 0;
+  std::vector<worker::SplitPlace> splits;     // of this rank, from its first input on
+  std::vector<worker::TreeProgram> products;  // whose loads are of this rank's splits
+  worker::SumTree tree;                       // over the products of all ranks
+
+  std::int64_t inputs() const { return splits.back().at + splits.back().width; }
+};
+
+// The experts of a row, ascending, and the logit of the shared one.
+struct Route {
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+  float shared_logit = kNaN;
+};
+
 struct HeadWeights {
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
@@ -405,6 +433,7 @@ class DeferredBackend::Device {
   absl::StatusOr<MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts,
                                          std::vector<float> bias);
   absl::StatusOr<ProjectionHandle> AddProjection(const worker::ProjectionSource& source);
+  absl::StatusOr<ExpertsHandle> AddExperts(const worker::ExpertsSource& source);
   absl::StatusOr<HeadHandle> AddHead(const worker::HeadSource& source);
   absl::Status Load();
   absl::Status CreateKv(const worker::KvShape& shape, std::uint32_t blocks, std::size_t tiers);
@@ -415,6 +444,7 @@ class DeferredBackend::Device {
   bool Has(EmbeddingHandle handle) const { return embeddings_.contains(handle.index()); }
   bool Has(MatrixHandle handle) const { return matrices_.contains(handle.index()); }
   bool Has(ProjectionHandle handle) const { return projections_.contains(handle.index()); }
+  bool Has(ExpertsHandle handle) const { return experts_.contains(handle.index()); }
   bool Has(HeadHandle handle) const { return heads_.contains(handle.index()); }
   bool Has(const worker::NormOp& norm) const {
     return Has(norm.weight) && (!norm.bias.valid() || Has(norm.bias));
@@ -446,6 +476,13 @@ class DeferredBackend::Device {
   // Adds to `out`, or not.
   absl::Status RunProjection(BufferHandle x, ProjectionHandle projection, bool accumulate,
                              BufferHandle out);
+  absl::Status RouteRows(BufferHandle x, const std::optional<NormOp>& norm, ExpertsHandle experts,
+                         BufferHandle out);
+  absl::Status GateUpExperts(BufferHandle x, ExpertsHandle experts, const worker::FfnOp& ffn,
+                             BufferHandle out);
+  // Adds to `out`, or not.
+  absl::Status RunMixture(BufferHandle x, ExpertsHandle experts, bool accumulate, BufferHandle out);
+  absl::Status ScaleShared(ExpertsHandle experts, BufferHandle x);
   absl::Status AddScaled(BufferHandle x, float factor, BufferHandle residual);
   absl::Status RopeAndStore(const AttentionOp& attention, BufferHandle qkv);
   absl::Status Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out);
@@ -491,8 +528,14 @@ class DeferredBackend::Device {
   }
   absl::StatusOr<std::vector<Operand>> TakeForm(BufferHandle x, MatrixHandle matrix);
   // out = the sum of all ranks' parts, [places][rows][columns] each, or += it.
-  void AddParts(const Projection& projection, absl::Span<const float* const> parts, bool accumulate,
-                Buffer& out) const;
+  void AddParts(const worker::SumTree& tree, std::int64_t columns,
+                absl::Span<const float* const> parts, bool accumulate, Buffer& out) const;
+  // The same of this rank's `sums`, after the exchange.
+  absl::Status ShareSums(const worker::SumTree& tree, std::int64_t columns,
+                         const std::vector<float>& sums, bool accumulate, Buffer& out);
+  // One product of a row's mixture, from the row's activations.
+  std::vector<float> MixRow(const Experts& experts, const worker::TreeProgram& program,
+                            const Route& route, const float* x, std::int64_t x_stride) const;
   void NormHeads(const AttentionOp& attention, float* heads, int count, const NormOp& norm) const;
   void WriteKv(std::uint32_t block, std::size_t plane, int slot, const float* k, const float* v);
   std::vector<Line> GatherKv(const std::int32_t* table, int count, std::size_t plane) const;
@@ -511,6 +554,7 @@ class DeferredBackend::Device {
   ByHandle<worker::EmbeddingSource> embeddings_;
   ByHandle<Matrix> matrices_;
   ByHandle<Projection> projections_;
+  ByHandle<Experts> experts_;
   ByHandle<HeadWeights> heads_;
 
   worker::KvShape kv_shape_;
@@ -520,6 +564,8 @@ class DeferredBackend::Device {
 
   Step* step_ = nullptr;  // in work
   Form form_;
+  ExpertsHandle routed_;  // what `routes_` is for
+  std::vector<Route> routes_;
 };
 
 // ---- Loading.
@@ -564,6 +610,69 @@ absl::StatusOr<ProjectionHandle> DeferredBackend::Device::AddProjection(
   return Keep<ProjectionHandle>(projections_, std::move(projection));
 }
 
+absl::StatusOr<ExpertsHandle> DeferredBackend::Device::AddExperts(
+    const worker::ExpertsSource& source) {
+  Experts experts;
+  experts.spec = source.spec;
+  experts.router_bias = source.router_bias;
+  experts.choice_bias = source.choice_bias;
+  auto router = Weights::Create({source.router});
+  if (!router.ok()) return router.status();
+  experts.router = *std::move(router);
+  experts.hidden = experts.router.k();
+  if (source.shared_router.has_value()) {
+    auto shared = Weights::Create({*source.shared_router});
+    if (!shared.ok()) return shared.status();
+    experts.shared_router = *std::move(shared);
+  }
+  if (source.experts.size() != source.spec.experts ||
+      experts.router.columns() != static_cast<std::int64_t>(source.experts.size())) {
+    return Misfit("the number of experts");
+  }
+  const worker::ProjectionSource& first = source.experts.front().down;
+  if (first.splits.size() != options_.tensor_ranks) return Misfit("splits are not those of ranks");
+  const auto all = static_cast<std::uint32_t>(first.split_ends.size());
+  const worker::IndexRange own = first.splits[options_.tensor_rank];
+  if (own.begin >= own.end || own.end > all) return Misfit("this rank has no splits");
+  const std::vector<worker::SplitPlace> places = worker::PlaceSplits(first.split_ends);
+  for (std::uint32_t split = own.begin; split < own.end; ++split) {
+    experts.splits.push_back(places[split]);
+    experts.splits.back().at -= places[own.begin].at;
+  }
+  experts.tree = worker::MakeSumTree(first.splits, all);
+  for (const worker::IndexRange& subtree : worker::SubtreesOf(own, all)) {
+    std::vector<worker::IndexRange> leaves;
+    for (std::uint32_t i = subtree.begin; i < subtree.end; ++i) leaves.push_back({i, i + 1});
+    experts.products.push_back(worker::MakeTreeProgram(leaves));
+    for (worker::TreeStep& step : experts.products.back().steps) {
+      if (step.load) step.from += subtree.begin - own.begin;
+    }
+  }
+  for (const worker::ExpertsSource::Expert& each : source.experts) {
+    auto gate_up = Weights::Create(each.gate_up);
+    if (!gate_up.ok()) return gate_up.status();
+    if (!each.bias.empty() && static_cast<std::int64_t>(each.bias.size()) != gate_up->columns()) {
+      return Misfit("the bias of an expert");
+    }
+    Experts::Expert& expert =
+        experts.experts.emplace_back(Experts::Expert{.gate_up = *std::move(gate_up),
+                                                     .bias = each.bias,
+                                                     .down = {},
+                                                     .down_bias = each.down.bias});
+    const std::uint64_t outputs = each.down.tensor->dims[each.down.transposed ? 0 : 1];
+    for (std::uint32_t split = own.begin; split < own.end; ++split) {
+      auto down = Weights::Create({{.tensor = each.down.tensor,
+                                    .rows = {0, static_cast<std::uint32_t>(outputs)},
+                                    .map = {},
+                                    .transposed = each.down.transposed}},
+                                  {places[split]});
+      if (!down.ok()) return down.status();
+      expert.down.push_back(*std::move(down));
+    }
+  }
+  return Keep<ExpertsHandle>(experts_, std::move(experts));
+}
+
 absl::StatusOr<HeadHandle> DeferredBackend::Device::AddHead(const worker::HeadSource& source) {
   HeadWeights head{.hidden = static_cast<std::int64_t>(source.part.tensor->dims[0]),
                    .vocabulary = source.vocabulary,
@@ -592,6 +701,14 @@ absl::Status DeferredBackend::Device::Load() {
   for (auto& [handle, projection] : projections_) {
     for (SubtreeProduct& product : projection.products) status.Update(product.weights.Load());
   }
+  for (auto& [handle, experts] : experts_) {
+    status.Update(experts.router.Load());
+    if (experts.shared_router.has_value()) status.Update(experts.shared_router->Load());
+    for (Experts::Expert& expert : experts.experts) {
+      status.Update(expert.gate_up.Load());
+      for (Weights& down : expert.down) status.Update(down.Load());
+    }
+  }
   for (auto& [handle, head] : heads_) {
     if (head.weights.has_value()) status.Update(head.weights->Load());
   }
@@ -612,6 +729,13 @@ std::int64_t DeferredBackend::Device::weight_bytes() const {
   for (const auto& [handle, matrix] : matrices_) bytes += matrix.weights.bytes();
   for (const auto& [handle, projection] : projections_) {
     for (const SubtreeProduct& product : projection.products) bytes += product.weights.bytes();
+  }
+  for (const auto& [handle, experts] : experts_) {
+    bytes += experts.router.bytes();
+    for (const Experts::Expert& expert : experts.experts) {
+      bytes += expert.gate_up.bytes();
+      for (const Weights& down : expert.down) bytes += down.bytes();
+    }
   }
   for (const auto& [handle, head] : heads_) {
     if (head.weights.has_value()) bytes += head.weights->bytes();
@@ -646,6 +770,8 @@ absl::Status DeferredBackend::Device::Begin(Step& step) {
 void DeferredBackend::Device::End() {
   for (auto& [handle, buffer] : buffers_) buffer.Poison();
   form_ = {};
+  routed_ = {};
+  routes_.clear();
   step_ = nullptr;
 }
 
@@ -904,44 +1030,204 @@ absl::Status DeferredBackend::Device::RunProjection(BufferHandle x_handle, Proje
       sum += columns;
     }
   }
+  absl::Status status = ShareSums(projection.tree, columns, sums, accumulate, out);
+  if (!status.ok() || projection.bias.empty()) return status;
+  for (std::size_t row = 0; row < rows(); ++row) {
+    Reference().add(projection.bias.data(), out.rows[row].data(), columns);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::ShareSums(const worker::SumTree& tree, std::int64_t columns,
+                                                const std::vector<float>& sums, bool accumulate,
+                                                Buffer& out) {
   if (alone()) {
     const float* own = sums.data();
-    AddParts(projection, absl::MakeConstSpan(&own, 1), accumulate, out);
+    AddParts(tree, columns, absl::MakeConstSpan(&own, 1), accumulate, out);
     return absl::OkStatus();
   }
   if (options_.exchange == nullptr) return Misfit("a rank of several without an exchange");
   std::copy(sums.begin(), sums.end(), options_.exchange->Partials());
-  AddParts(projection, options_.exchange->SharePartials(static_cast<std::int64_t>(sums.size())),
+  AddParts(tree, columns, options_.exchange->SharePartials(static_cast<std::int64_t>(sums.size())),
            accumulate, out);
   return absl::OkStatus();
 }
 
-void DeferredBackend::Device::AddParts(const Projection& projection,
+void DeferredBackend::Device::AddParts(const worker::SumTree& tree, std::int64_t columns,
                                        absl::Span<const float* const> parts, bool accumulate,
                                        Buffer& out) const {
-  const auto columns = static_cast<std::size_t>(projection.columns);
-  std::vector<std::vector<float>> registers(projection.tree.program.depth);
+  const auto size = static_cast<std::size_t>(columns);
+  std::vector<std::vector<float>> registers(tree.program.depth);
   for (std::size_t row = 0; row < rows(); ++row) {
-    for (const worker::TreeStep& step : projection.tree.program.steps) {
+    for (const worker::TreeStep& step : tree.program.steps) {
       if (step.load) {
-        const worker::SumTree::Part& from = projection.tree.parts[step.from];
-        const float* sums = parts[from.rank] + (from.place * rows() + row) * columns;
-        registers[step.to].assign(sums, sums + columns);
+        const worker::SumTree::Part& from = tree.parts[step.from];
+        const float* sums = parts[from.rank] + (from.place * rows() + row) * size;
+        registers[step.to].assign(sums, sums + size);
       } else {
-        Reference().add(registers[step.to + 1].data(), registers[step.to].data(),
-                        projection.columns);
+        Reference().add(registers[step.to + 1].data(), registers[step.to].data(), columns);
       }
     }
     float* const to = out.rows[row].data();
     if (accumulate) {
-      Reference().add(registers[0].data(), to, projection.columns);
+      Reference().add(registers[0].data(), to, columns);
     } else {
       std::copy(registers[0].begin(), registers[0].end(), to);
     }
-    if (!projection.bias.empty()) {
-      Reference().add(projection.bias.data(), to, projection.columns);
+  }
+}
+
+// ---- A mixture of experts.
+
+absl::Status DeferredBackend::Device::RouteRows(BufferHandle x_handle,
+                                                const std::optional<NormOp>& norm,
+                                                ExpertsHandle handle, BufferHandle out_handle) {
+  const Buffer& x = buffers_.at(x_handle.index());
+  const Experts& experts = experts_.at(handle.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  if ((norm.has_value() && x.width != SizeOf(*norm)) || experts.hidden != x.width ||
+      out.width != x.width || x_handle.index() == out_handle.index()) {
+    return Misfit("RouteRows");
+  }
+  routed_ = handle;
+  routes_.assign(rows(), {});
+  const auto chosen = static_cast<std::size_t>(experts.spec.chosen);
+  for (std::size_t row = 0; row < rows(); ++row) {
+    std::vector<float>& to = out.rows[row];
+    const float* const from = x.rows[row].data();
+    const std::vector<float> normed =
+        norm.has_value() ? Normed(*norm, from, x.width) : std::vector<float>(from, from + x.width);
+    std::copy(normed.begin(), normed.end(), to.begin());
+    Operand operand = experts.router.OperandOf(worker::Recipe::kFp32, to.data());
+    std::vector<float> logits(static_cast<std::size_t>(experts.spec.experts), kNaN);
+    experts.router.Multiply(operand, logits.data());
+    if (!experts.router_bias.empty()) {
+      Reference().add(experts.router_bias.data(), logits.data(), experts.spec.experts);
+    }
+    Route& route = routes_[row];
+    route.ids.resize(chosen);
+    route.weights.resize(chosen);
+    Reference().choose_experts(
+        {.logits = logits.data(),
+         .stride = experts.spec.experts,
+         .experts = static_cast<int>(experts.spec.experts),
+         .chosen = static_cast<int>(chosen),
+         .scores = experts.spec.scores,
+         .bias = experts.choice_bias.empty() ? nullptr : experts.choice_bias.data(),
+         .groups = static_cast<int>(experts.spec.groups),
+         .kept_groups = static_cast<int>(experts.spec.kept_groups),
+         .group_pairs = experts.spec.group_pairs,
+         .normalised = experts.spec.normalised,
+         .factor = experts.spec.factor,
+         .ids = route.ids.data(),
+         .weights = route.weights.data()},
+        0, 1);
+    if (experts.shared_router.has_value()) {
+      experts.shared_router->Multiply(operand, &route.shared_logit);
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::GateUpExperts(BufferHandle x_handle, ExpertsHandle handle,
+                                                    const worker::FfnOp& ffn,
+                                                    BufferHandle out_handle) {
+  const Experts& experts = experts_.at(handle.index());
+  const Buffer& x = buffers_.at(x_handle.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  const std::int64_t columns = experts.experts.front().gate_up.columns();
+  const std::int64_t width = ffn.gated ? columns / 2 : columns;
+  if (routed_.index() != handle.index()) return Misfit("the rows are not routed");
+  if (x.width != experts.hidden || out.width < columns * experts.spec.chosen) {
+    return Misfit("GateUpExperts");
+  }
+  out.Poison();
+  std::vector<float> gate_up(static_cast<std::size_t>(columns));
+  for (std::size_t row = 0; row < rows(); ++row) {
+    for (std::size_t i = 0; i < routes_[row].ids.size(); ++i) {
+      const Experts::Expert& expert =
+          experts.experts[static_cast<std::size_t>(routes_[row].ids[i])];
+      Operand operand = expert.gate_up.OperandOf(options_.recipe, x.rows[row].data());
+      expert.gate_up.Multiply(operand, gate_up.data());
+      if (!expert.bias.empty()) Reference().add(expert.bias.data(), gate_up.data(), columns);
+      Reference().activate({.activation = ffn.activation,
+                            .gate = gate_up.data(),
+                            .up = ffn.gated ? gate_up.data() + width : nullptr,
+                            .in_stride = columns,
+                            .n = static_cast<int>(width),
+                            .out = out.rows[row].data() + static_cast<std::int64_t>(i) * columns,
+                            .out_stride = width},
+                           0, 1);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<float> DeferredBackend::Device::MixRow(const Experts& experts,
+                                                   const worker::TreeProgram& program,
+                                                   const Route& route, const float* x,
+                                                   std::int64_t x_stride) const {
+  std::vector<std::vector<float>> registers(program.depth);
+  std::vector<float> partial(static_cast<std::size_t>(experts.hidden));
+  for (const worker::TreeStep& step : program.steps) {
+    std::vector<float>& sum = registers[step.to];
+    if (!step.load) {
+      Reference().add(registers[step.to + 1].data(), sum.data(), experts.hidden);
+      continue;
+    }
+    sum.assign(partial.size(), 0.0f);
+    for (std::size_t i = 0; i < route.ids.size(); ++i) {
+      const Weights& down = experts.experts[static_cast<std::size_t>(route.ids[i])].down[step.from];
+      Operand operand =
+          down.OperandOf(options_.recipe, x + static_cast<std::int64_t>(i) * x_stride +
+                                              experts.splits[step.from].at);
+      down.Multiply(operand, partial.data());
+      Reference().add_scaled(partial.data(), route.weights[i], sum.data(), experts.hidden);
+    }
+  }
+  return std::move(registers.front());
+}
+
+absl::Status DeferredBackend::Device::RunMixture(BufferHandle x_handle, ExpertsHandle handle,
+                                                 bool accumulate, BufferHandle out_handle) {
+  const Experts& experts = experts_.at(handle.index());
+  const Buffer& x = buffers_.at(x_handle.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  const std::int64_t x_stride = experts.experts.front().gate_up.columns();
+  if (routed_.index() != handle.index()) return Misfit("the rows are not routed");
+  if (out.width != experts.hidden || x.width < x_stride * experts.spec.chosen ||
+      x_stride < experts.inputs()) {
+    return Misfit("the mixture");
+  }
+  form_ = {};
+  std::vector<float> sums;
+  for (const worker::TreeProgram& program : experts.products) {
+    for (std::size_t row = 0; row < rows(); ++row) {
+      const std::vector<float> sum =
+          MixRow(experts, program, routes_[row], x.rows[row].data(), x_stride);
+      sums.insert(sums.end(), sum.begin(), sum.end());
+    }
+  }
+  absl::Status status = ShareSums(experts.tree, experts.hidden, sums, accumulate, out);
+  if (!status.ok() || experts.experts.front().down_bias.empty()) return status;
+  for (std::size_t row = 0; row < rows(); ++row) {
+    for (std::size_t i = 0; i < routes_[row].ids.size(); ++i) {
+      const auto expert = static_cast<std::size_t>(routes_[row].ids[i]);
+      Reference().add_scaled(experts.experts[expert].down_bias.data(), routes_[row].weights[i],
+                             out.rows[row].data(), experts.hidden);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::ScaleShared(ExpertsHandle handle, BufferHandle x_handle) {
+  Buffer& x = buffers_.at(x_handle.index());
+  if (routed_.index() != handle.index()) return Misfit("the rows are not routed");
+  for (std::size_t row = 0; row < rows(); ++row) {
+    const float factor = 1.0f / (1.0f + kernels::Exp(-routes_[row].shared_logit));
+    Reference().scale(x.rows[row].data(), factor, x.width);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeferredBackend::Device::AddScaled(BufferHandle x_handle, float factor,
@@ -1401,6 +1687,35 @@ void DeferredBackend::Project(BufferHandle x, ProjectionHandle projection, Buffe
           [=, this] { return device_->RunProjection(x, projection, false, out); });
 }
 
+void DeferredBackend::RouteRows(BufferHandle x, const std::optional<NormOp>& norm,
+                                ExpertsHandle experts, BufferHandle out) {
+  Enqueue("RouteRows",
+          device_->Has(x) && (!norm.has_value() || device_->Has(*norm)) && device_->Has(experts) &&
+              device_->Has(out),
+          [=, this] { return device_->RouteRows(x, norm, experts, out); });
+}
+
+void DeferredBackend::GateUpExperts(BufferHandle x, ExpertsHandle experts, const worker::FfnOp& ffn,
+                                    BufferHandle out) {
+  Enqueue("GateUpExperts", device_->Has(x) && device_->Has(experts) && device_->Has(out),
+          [=, this] { return device_->GateUpExperts(x, experts, ffn, out); });
+}
+
+void DeferredBackend::AddMixture(BufferHandle x, ExpertsHandle experts, BufferHandle residual) {
+  Enqueue("AddMixture", device_->Has(x) && device_->Has(experts) && device_->Has(residual),
+          [=, this] { return device_->RunMixture(x, experts, true, residual); });
+}
+
+void DeferredBackend::Mix(BufferHandle x, ExpertsHandle experts, BufferHandle out) {
+  Enqueue("Mix", device_->Has(x) && device_->Has(experts) && device_->Has(out),
+          [=, this] { return device_->RunMixture(x, experts, false, out); });
+}
+
+void DeferredBackend::ScaleShared(ExpertsHandle experts, BufferHandle x) {
+  Enqueue("ScaleShared", device_->Has(experts) && device_->Has(x),
+          [=, this] { return device_->ScaleShared(experts, x); });
+}
+
 void DeferredBackend::AddScaled(BufferHandle x, float factor, BufferHandle residual) {
   Enqueue("AddScaled", device_->Has(x) && device_->Has(residual),
           [=, this] { return device_->AddScaled(x, factor, residual); });
@@ -1462,6 +1777,11 @@ absl::StatusOr<ProjectionHandle> DeferredBackend::AddProjection(
     const worker::ProjectionSource& source) {
   if (!MayAdd("AddProjection")) return ProjectionHandle();
   return device_->AddProjection(source);
+}
+
+absl::StatusOr<ExpertsHandle> DeferredBackend::AddExperts(const worker::ExpertsSource& source) {
+  if (!MayAdd("AddExperts")) return ExpertsHandle();
+  return device_->AddExperts(source);
 }
 
 absl::StatusOr<HeadHandle> DeferredBackend::AddHead(const worker::HeadSource& source) {

@@ -27,6 +27,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -67,6 +68,7 @@ class DeferredBackend final : public worker::Backend {
                                                  std::vector<float> bias) override;
   absl::StatusOr<worker::ProjectionHandle> AddProjection(
       const worker::ProjectionSource& source) override;
+  absl::StatusOr<worker::ExpertsHandle> AddExperts(const worker::ExpertsSource& source) override;
   absl::StatusOr<worker::HeadHandle> AddHead(const worker::HeadSource& source) override;
   absl::Status Load() override;
 
@@ -95,6 +97,15 @@ class DeferredBackend final : public worker::Backend {
                      worker::BufferHandle residual) override;
   void Project(worker::BufferHandle x, worker::ProjectionHandle projection,
                worker::BufferHandle out) override;
+  void RouteRows(worker::BufferHandle x, const std::optional<worker::NormOp>& norm,
+                 worker::ExpertsHandle experts, worker::BufferHandle out) override;
+  void GateUpExperts(worker::BufferHandle x, worker::ExpertsHandle experts,
+                     const worker::FfnOp& ffn, worker::BufferHandle out) override;
+  void AddMixture(worker::BufferHandle x, worker::ExpertsHandle experts,
+                  worker::BufferHandle residual) override;
+  void Mix(worker::BufferHandle x, worker::ExpertsHandle experts,
+           worker::BufferHandle out) override;
+  void ScaleShared(worker::ExpertsHandle experts, worker::BufferHandle x) override;
   void AddScaled(worker::BufferHandle x, float factor, worker::BufferHandle residual) override;
   void RopeAndStore(const worker::AttentionOp& attention, worker::BufferHandle qkv) override;
   void Attend(const worker::AttentionOp& attention, worker::BufferHandle qkv,

@@ -19,11 +19,12 @@ namespace flotilla::testing {
 
 // All of them: folders of tests/data/tiny.
 inline constexpr const char* kTinyCases[] = {
-    "bloom_alibi",  "cohere",      "cohere2",   "falcon_gqa",  "falcon_mqa",      "gemma",
-    "gemma2",       "gemma3_text", "glm4",      "gpt2",        "gpt_bigcode_mqa", "gpt_neox",
-    "gptj",         "granite",     "llama",     "llama3_rope", "llama_yarn",      "mistral_swa",
-    "olmo2",        "opt",         "phi",       "phi3",        "qwen2",           "qwen3",
-    "smollm3_nope", "stablelm",    "starcoder2"};
+    "bloom_alibi",     "cohere",      "cohere2",      "falcon_gqa",  "falcon_mqa",
+    "gemma",           "gemma2",      "gemma3_text",  "glm4",        "gpt2",
+    "gpt_bigcode_mqa", "gpt_neox",    "gpt_oss",      "gptj",        "granite",
+    "llama",           "llama3_rope", "llama_yarn",   "mistral_swa", "mixtral",
+    "olmo2",           "opt",         "phi",          "phi3",        "qwen2",
+    "qwen3",           "qwen3_moe",   "smollm3_nope", "stablelm",    "starcoder2"};
 
 struct TinyCase {
   std::shared_ptr<const model::Checkpoint> file;

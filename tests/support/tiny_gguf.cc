@@ -115,6 +115,10 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
   file.AddFloat("llama.rope.freq_base", o.rope_base);
   file.AddFloat("llama.attention.layer_norm_rms_epsilon", 1e-5f);
   file.AddUint32("llama.vocab_size", o.vocab);
+  if (o.experts > 0) {
+    file.AddUint32("llama.expert_count", o.experts);
+    file.AddUint32("llama.expert_used_count", 2);
+  }
 
   const Vocabulary vocab = MakeVocabulary(o.vocab);
   file.AddString("tokenizer.ggml.model", "gpt2");
@@ -134,12 +138,18 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
     return UnitOf(MixBits(std::exchange(state, state + kRandomStep)));
   };
   // Uniform with variance 1 / columns, so activations keep their size.
+  const auto tensor = [&](const std::string& name, const std::vector<uint64_t>& dims,
+                          model::GgmlType type) {
+    uint64_t size = 1;
+    for (const uint64_t dim : dims) size *= dim;
+    std::vector<float> values(size);
+    const float limit = std::sqrt(3.0f / static_cast<float>(dims[0]));
+    for (float& value : values) value = limit * unit();
+    file.AddTensor(name, dims, type, EncodeTensor(type, values));
+  };
   const auto matrix = [&](const std::string& name, uint64_t columns, uint64_t rows,
                           model::GgmlType type) {
-    std::vector<float> values(columns * rows);
-    const float limit = std::sqrt(3.0f / static_cast<float>(columns));
-    for (float& value : values) value = limit * unit();
-    file.AddTensor(name, {columns, rows}, type, EncodeTensor(type, values));
+    tensor(name, {columns, rows}, type);
   };
   const auto norm = [&](const std::string& name) {
     std::vector<float> values(o.hidden);
@@ -158,6 +168,13 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
     matrix(prefix + "attn_v.weight", o.hidden, kv_width, o.matrix_type);
     matrix(prefix + "attn_output.weight", q_width, o.hidden, o.matrix_type);
     norm(prefix + "ffn_norm.weight");
+    if (o.experts > 0) {
+      matrix(prefix + "ffn_gate_inp.weight", o.hidden, o.experts, model::GgmlType::kF32);
+      tensor(prefix + "ffn_gate_exps.weight", {o.hidden, o.ffn, o.experts}, o.matrix_type);
+      tensor(prefix + "ffn_up_exps.weight", {o.hidden, o.ffn, o.experts}, o.matrix_type);
+      tensor(prefix + "ffn_down_exps.weight", {o.ffn, o.hidden, o.experts}, o.matrix_type);
+      continue;
+    }
     matrix(prefix + "ffn_gate.weight", o.hidden, o.ffn, o.matrix_type);
     matrix(prefix + "ffn_up.weight", o.hidden, o.ffn, o.matrix_type);
     matrix(prefix + "ffn_down.weight", o.ffn, o.hidden, o.matrix_type);

@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,9 +73,10 @@ using RopeHandle = BackendHandle<struct RopeTag>;              // cosines and si
 using EmbeddingHandle = BackendHandle<struct EmbeddingTag>;    // the table of token vectors
 using MatrixHandle = BackendHandle<struct MatrixTag>;          // weights with whole sums
 using ProjectionHandle = BackendHandle<struct ProjectionTag>;  // weights whose sums ranks share
+using ExpertsHandle = BackendHandle<struct ExpertsTag>;        // weights of a mixture of experts
 using HeadHandle = BackendHandle<struct HeadTag>;              // weights of the logits
 
-// Rows of a tensor of the model file, which are outputs of a product.
+// Rows of a tensor of the model file, which are outputs of a product. Tensors outlive Load.
 struct MatrixPart {
   const model::Tensor* tensor = nullptr;
   IndexRange rows;  // in the canonical order
@@ -95,6 +97,21 @@ struct ProjectionSource {
   std::vector<std::int32_t> split_ends;  // of the whole model, ascending
   std::vector<IndexRange> splits;        // of each rank of the stage
   std::vector<float> bias;               // [outputs], added to the sums; empty: none
+};
+
+// A mixture of experts, with what this rank has of each expert.
+struct ExpertsSource {
+  struct Expert {
+    std::vector<MatrixPart> gate_up;  // as for AddMatrix, and so is the bias
+    std::vector<float> bias;
+    ProjectionSource down;  // the splits are the same for all experts
+  };
+  model::MoeSpec spec;
+  MatrixPart router;                        // an output for each expert
+  std::vector<float> router_bias;           // [experts]; empty: none
+  std::vector<float> choice_bias;           // [experts], ChooseExpertsArgs::bias; empty: none
+  std::optional<MatrixPart> shared_router;  // one output
+  std::vector<Expert> experts;
 };
 
 // The table of token vectors, and what else makes the first residual.
@@ -199,6 +216,7 @@ class Backend {
   virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                                  std::vector<float> bias) = 0;
   virtual absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) = 0;
+  virtual absl::StatusOr<ExpertsHandle> AddExperts(const ExpertsSource& source) = 0;
   virtual absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) = 0;
   // Reads all weights that were added. The file is not needed afterwards but for embeddings. An
   // error names the tensor.
@@ -260,6 +278,30 @@ class Backend {
                              BufferHandle residual) = 0;
   // out = x * projection, and then += bias: the sums of AddProjection by themselves.
   virtual void Project(BufferHandle x, ProjectionHandle projection, BufferHandle out) = 0;
+  // ---- A mixture of experts: RouteRows, then GateUpExperts, and at last AddMixture or Mix.
+  // Between them nothing may be routed. The results of a row do not depend on who else has its
+  // experts.
+
+  // out = norm(x), or x where there is no norm. Each row's logits are out * router (matmul_f32),
+  // plus its bias (add), and choose_experts names its experts. `out` is not `x`.
+  virtual void RouteRows(BufferHandle x, const std::optional<NormOp>& norm, ExpertsHandle experts,
+                         BufferHandle out) = 0;
+  // out = activate(x * gate, x * up) of each of the row's experts, as in GateUp; x is what
+  // RouteRows made. `out` has room for the outputs of as many experts as a row goes through; only
+  // AddMixture and Mix may read it.
+  virtual void GateUpExperts(BufferHandle x, ExpertsHandle experts, const FfnOp& ffn,
+                             BufferHandle out) = 0;
+  // residual += the mixture: in each split of the down products the row's experts follow each
+  // other by ascending id, sum = fma(weight, partial, sum) from 0 on; then the sums of all ranks
+  // are added in the tree of splits. Then for each expert, in the same order, residual =
+  // fma(weight, its bias, residual), if there are biases.
+  virtual void AddMixture(BufferHandle x, ExpertsHandle experts, BufferHandle residual) = 0;
+  // out = the sums of AddMixture by themselves.
+  virtual void Mix(BufferHandle x, ExpertsHandle experts, BufferHandle out) = 0;
+  // x *= 1 / (1 + Exp(-logit)): the row's logit is the product of what RouteRows made with the
+  // shared router (matmul_f32).
+  virtual void ScaleShared(ExpertsHandle experts, BufferHandle x) = 0;
+
   // residual = fma(factor, x, residual).
   virtual void AddScaled(BufferHandle x, float factor, BufferHandle residual) = 0;
 

@@ -1,6 +1,7 @@
 #include "worker/compute/model_shard.h"
 
 #include <algorithm>
+#include <string>
 
 #include "kernels/ops.h"
 #include "worker/compute/backend.h"
@@ -12,38 +13,64 @@ namespace {
 // same chunks.
 constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 
+using model::FfnKind;
+
+// The bytes of a row's tensors in all layers.
+uint64_t FileBytes(const model::Checkpoint& file, const model::ModelSpec& spec,
+                   const model::TensorRow& row) {
+  uint64_t bytes = 0;
+  for (const std::string& name : model::NamesInFile(row, spec)) {
+    const model::Tensor* tensor = file.FindTensor(name);
+    if (tensor != nullptr) bytes += tensor->data.size();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 ModelShard WholeModel(const model::ModelSpec& spec) {
   return {.layers = {0, static_cast<uint32_t>(spec.layers.size())},
           .attention = {0, spec.attention_splits()},
           .ffn = {0, spec.ffn().width},
-          .vocab = {0, spec.vocab}};
+          .vocab = {0, spec.vocab},
+          .experts = {0, spec.ffn(FfnKind::kExpert).width},
+          .shared = {0, spec.ffn(FfnKind::kShared).width}};
 }
 
 absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
                                                    const model::ModelSpec& spec,
                                                    ParallelShape shape, ShardBalance balance) {
-  // A tensor's bytes in the file are close enough to its packed bytes. Layers are alike.
+  // A tensor's bytes in the file are close enough to its packed bytes. Layers count as alike.
   const uint32_t chunks = (spec.vocab + kVocabChunk - 1) / kVocabChunk;
-  uint64_t attention_bytes = 0, ffn_bytes = 0, head_bytes = 0;
+  uint64_t attention_bytes = 0, ffn_bytes = 0, expert_bytes = 0, shared_bytes = 0, head_bytes = 0;
   for (const model::TensorRow& row : spec.tensors) {
-    const model::Tensor* tensor = file.FindTensor(model::NameInFile(row, 0));
-    const uint64_t bytes = tensor == nullptr ? 0 : tensor->data.size();
+    const uint64_t bytes = FileBytes(file, spec, row);
     const auto along = [&](model::Extent extent) {
       return row.rows == extent || row.columns == extent;
     };
     if (along(model::Extent::kQueries) || along(model::Extent::kKeys)) attention_bytes += bytes;
     if (along(model::Extent::kFfn)) ffn_bytes += bytes;
+    if (along(model::Extent::kExpertFfn)) expert_bytes += bytes;
+    if (along(model::Extent::kSharedFfn)) shared_bytes += bytes;
     if (row.role == model::HeadRole(spec)) head_bytes = bytes;
   }
-  const ModelParts parts{.layers = static_cast<uint32_t>(spec.layers.size()),
-                         .attention_splits = spec.attention_splits(),
-                         .ffn_splits = spec.ffn_splits(),
-                         .vocab_chunks = chunks,
-                         .attention_split_bytes = attention_bytes / spec.attention_splits(),
-                         .ffn_split_bytes = ffn_bytes / spec.ffn_splits(),
-                         .vocab_chunk_bytes = head_bytes / chunks};
+  const auto layers = static_cast<uint32_t>(spec.layers.size());
+  const auto of_split = [&](uint64_t bytes, uint32_t splits) {
+    return splits == 0 ? 0 : bytes / layers / splits;
+  };
+  const auto splits = [&](FfnKind kind) { return spec.ffn(kind).splits(); };
+  const ModelParts parts{
+      .layers = layers,
+      .attention_splits = spec.attention_splits(),
+      .ffn_splits = splits(FfnKind::kDense),
+      .vocab_chunks = chunks,
+      .attention_split_bytes = of_split(attention_bytes, spec.attention_splits()),
+      .ffn_split_bytes = of_split(ffn_bytes, splits(FfnKind::kDense)),
+      .vocab_chunk_bytes = head_bytes / chunks,
+      .expert_splits = splits(FfnKind::kExpert),
+      .shared_splits = splits(FfnKind::kShared),
+      .expert_split_bytes = of_split(expert_bytes, splits(FfnKind::kExpert)),
+      .shared_split_bytes = of_split(shared_bytes, splits(FfnKind::kShared))};
   const auto shards = PlanShards(parts, shape, balance);
   if (!shards.ok()) return shards.status();
   std::vector<ModelShard> result;
@@ -51,10 +78,15 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
     const auto scaled = [](IndexRange range, uint32_t width, uint32_t end) {
       return IndexRange{std::min(range.begin * width, end), std::min(range.end * width, end)};
     };
+    const auto columns = [&](IndexRange of_ffn, FfnKind kind) {
+      return scaled(of_ffn, spec.ffn(kind).split(), spec.ffn(kind).width);
+    };
     result.push_back({.layers = shard.layers,
                       .attention = shard.attention_splits,
-                      .ffn = scaled(shard.ffn_splits, spec.ffn().split(), spec.ffn().width),
-                      .vocab = scaled(shard.vocab_chunks, kVocabChunk, spec.vocab)});
+                      .ffn = columns(shard.ffn_splits, FfnKind::kDense),
+                      .vocab = scaled(shard.vocab_chunks, kVocabChunk, spec.vocab),
+                      .experts = columns(shard.expert_splits, FfnKind::kExpert),
+                      .shared = columns(shard.shared_splits, FfnKind::kShared)});
   }
   return result;
 }
@@ -77,9 +109,18 @@ std::vector<int32_t> OutputSplitEnds(const model::AttentionSpec& spec) {
   return ends;
 }
 
-IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard) {
-  return {shard.ffn.begin / spec.ffn().split(),
-          (shard.ffn.end + spec.ffn().split() - 1) / spec.ffn().split()};
+std::vector<int32_t> DownSplitEnds(const model::FfnSpec& spec) {
+  std::vector<int32_t> ends;
+  for (uint32_t split = 1; split <= spec.splits(); ++split) {
+    ends.push_back(static_cast<int32_t>(std::min(split * spec.split(), spec.width)));
+  }
+  return ends;
+}
+
+IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard, FfnKind kind) {
+  const uint32_t split = spec.ffn(kind).split();
+  const IndexRange columns = shard.columns(kind);
+  return {columns.begin / split, (columns.end + split - 1) / split};
 }
 
 VocabularyShards ShardVocabulary(absl::Span<const ModelShard> shards, ParallelShape shape) {
@@ -92,8 +133,11 @@ CommLimits ExchangeLimits(const model::ModelSpec& spec, absl::Span<const ModelSh
                           ParallelShape shape, int rows) {
   size_t subtrees = 0;
   for (const ModelShard& shard : shards) {
-    subtrees = std::max({subtrees, SubtreesOf(shard.attention, spec.attention_splits()).size(),
-                         SubtreesOf(FfnSplits(spec, shard), spec.ffn_splits()).size()});
+    subtrees = std::max(subtrees, SubtreesOf(shard.attention, spec.attention_splits()).size());
+    for (const FfnKind kind : model::kFfnKinds) {
+      subtrees = std::max(subtrees,
+                          SubtreesOf(FfnSplits(spec, shard, kind), spec.ffn(kind).splits()).size());
+    }
   }
   const int64_t hidden = int64_t{std::max(rows, Backend::kLogitRows)} * spec.hidden;
   CommLimits limits;

@@ -17,9 +17,17 @@ namespace flotilla::worker {
 
 struct ModelShard {
   IndexRange layers;
-  IndexRange attention;  // splits (AttentionSpec::splits)
-  IndexRange ffn;        // columns; whole splits
-  IndexRange vocab;      // tokens whose logits it computes; whole chunks; may be empty
+  IndexRange attention;     // splits (AttentionSpec::splits)
+  IndexRange ffn;           // columns of the FFN of layers without experts; whole splits
+  IndexRange vocab;         // tokens whose logits it computes; whole chunks; may be empty
+  IndexRange experts = {};  // columns of each expert; whole splits
+  IndexRange shared = {};   // columns of the shared expert; whole splits
+
+  IndexRange columns(model::FfnKind kind) const {
+    return kind == model::FfnKind::kDense    ? ffn
+           : kind == model::FfnKind::kExpert ? experts
+                                             : shared;
+  }
 
   bool operator==(const ModelShard&) const = default;
 };
@@ -38,8 +46,11 @@ IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard);
 // The ends of the splits of attention's output product, in its inputs.
 std::vector<std::int32_t> OutputSplitEnds(const model::AttentionSpec& spec);
 
-// The splits behind a shard's FFN columns.
-IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard);
+// The ends of the splits of the down product, in its inputs.
+std::vector<std::int32_t> DownSplitEnds(const model::FfnSpec& spec);
+
+// The splits behind a shard's columns of an FFN.
+IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard, model::FfnKind kind);
 
 // How the ranks of the last stage share the vocabulary. `shards` are those of all ranks.
 VocabularyShards ShardVocabulary(absl::Span<const ModelShard> shards, ParallelShape shape);

@@ -19,11 +19,15 @@ absl::Status CheckShape(const ModelParts& parts, ParallelShape shape) {
     return absl::InvalidArgumentError(
         absl::StrCat("pp ", shape.pipeline, ": the model has ", parts.layers, " layers"));
   }
-  const std::uint32_t most = std::min(parts.attention_splits, parts.ffn_splits);
+  std::uint32_t ffn_splits = UINT32_MAX;
+  for (const std::uint32_t splits : {parts.ffn_splits, parts.expert_splits, parts.shared_splits}) {
+    if (splits > 0) ffn_splits = std::min(ffn_splits, splits);
+  }
+  const std::uint32_t most = std::min(parts.attention_splits, ffn_splits);
   if (shape.tensor > most) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tp ", shape.tensor, ": the model can be cut into ", most, " (", parts.attention_splits,
-        " splits of attention, ", parts.ffn_splits, " FFN splits)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tp ", shape.tensor, ": the model can be cut into ", most, " (",
+                     parts.attention_splits, " splits of attention, ", ffn_splits, " FFN splits)"));
   }
   return absl::OkStatus();
 }
@@ -63,7 +67,9 @@ std::vector<IndexRange> Share(std::uint32_t count, std::uint64_t bytes, ShardBal
 // as it weighs. A stage has at least one layer.
 std::vector<IndexRange> ShareLayers(const ModelParts& parts, std::uint32_t stages) {
   const std::uint64_t layer = parts.attention_splits * parts.attention_split_bytes +
-                              parts.ffn_splits * parts.ffn_split_bytes;
+                              parts.ffn_splits * parts.ffn_split_bytes +
+                              parts.expert_splits * parts.expert_split_bytes +
+                              parts.shared_splits * parts.shared_split_bytes;
   std::vector<std::uint64_t> owned(stages, 0);
   owned.back() = parts.vocab_chunks * parts.vocab_chunk_bytes;
   return Share(parts.layers, layer, ShardBalance::kBytes, owned);
@@ -85,10 +91,12 @@ absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelS
     };
     const auto attention = share(parts.attention_splits, count * parts.attention_split_bytes);
     const auto ffn = share(parts.ffn_splits, count * parts.ffn_split_bytes);
+    const auto experts = share(parts.expert_splits, count * parts.expert_split_bytes);
+    const auto shared = share(parts.shared_splits, count * parts.shared_split_bytes);
     const auto vocab = last ? share(parts.vocab_chunks, parts.vocab_chunk_bytes)
                             : std::vector<IndexRange>(shape.tensor);
     for (std::uint32_t t = 0; t < shape.tensor; ++t) {
-      shards.push_back({layers[stage], attention[t], ffn[t], vocab[t]});
+      shards.push_back({layers[stage], attention[t], ffn[t], vocab[t], experts[t], shared[t]});
     }
   }
   return shards;

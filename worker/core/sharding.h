@@ -47,11 +47,17 @@ enum class ShardBalance : std::uint8_t {
 struct ModelParts {
   std::uint32_t layers = 0;
   std::uint32_t attention_splits = 0;  // of a layer
-  std::uint32_t ffn_splits = 0;        // of a layer
+  std::uint32_t ffn_splits = 0;        // of a layer; 0: all have experts
   std::uint32_t vocab_chunks = 0;      // of the head
   std::uint64_t attention_split_bytes = 0;
   std::uint64_t ffn_split_bytes = 0;
   std::uint64_t vocab_chunk_bytes = 0;
+  // Of the experts of a layer together, and of its shared expert; 0: there are none. Bytes are
+  // those of the mean layer, and so are those of the FFN.
+  std::uint32_t expert_splits = 0;
+  std::uint32_t shared_splits = 0;
+  std::uint64_t expert_split_bytes = 0;
+  std::uint64_t shared_split_bytes = 0;
 };
 
 // The part of the model that one rank owns.
@@ -60,6 +66,8 @@ struct Shard {
   IndexRange attention_splits;
   IndexRange ffn_splits;
   IndexRange vocab_chunks;  // empty but on the last stage; there, too, if chunks are few
+  IndexRange expert_splits = {};
+  IndexRange shared_splits = {};
 
   bool operator==(const Shard&) const = default;
 };
@@ -68,7 +76,7 @@ struct Shard {
 // head counts with the last stage. The ranks of a stage differ, in what `balance` names,
 // by as little as whole splits allow.
 // INVALID_ARGUMENT: a shape of 0 or above kMaxRanks; more stages than layers; more ranks
-// in a stage than attention splits or FFN splits.
+// in a stage than attention splits, or than splits of an FFN.
 inline constexpr std::uint32_t kMaxRanks = 64;
 absl::StatusOr<std::vector<Shard>> PlanShards(const ModelParts& parts, ParallelShape shape,
                                               ShardBalance balance = ShardBalance::kStep);

@@ -106,7 +106,9 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
     });
   };
   EXPECT_TRUE(Decoder::Check(model.spec).ok());
-  EXPECT_THAT(of_layers([](auto& layer) { layer.moe = model::MoeSpec{}; }), HasSubstr("experts"));
+  EXPECT_THAT(
+      of_layers([](auto& layer) { layer.moe = model::MoeSpec{.expert = {.gated = false}}; }),
+      HasSubstr("experts without a gate"));
   EXPECT_THAT(refusal([](auto& spec) { spec.kv_groups = {{}, {}}; }), HasSubstr("KV groups"));
   EXPECT_THAT(refusal([](auto& spec) { spec.kv_groups = {{.window = 9}}; }), HasSubstr("window"));
   EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().ffn.width = 32; }),
@@ -153,8 +155,7 @@ TEST(DecoderTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
   }
 }
 
-TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
-  const Model model({.head_dim = 16});
+void ExpectTheSameBitsOfBackends(const Model& model) {
   const Sequence s = MakeSequence(90, kVocab, 12, 1);
   for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
     for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
@@ -171,6 +172,11 @@ TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
       ExpectSameBits(expected, RunAmongNeighbours(deferred, s), what + ", among neighbours");
     }
   }
+}
+
+TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
+  ExpectTheSameBitsOfBackends(Model({.head_dim = 16}));
+  ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
 }
 
 }  // namespace

@@ -69,34 +69,14 @@ absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSourc
   const auto all = static_cast<uint32_t>(source.split_ends.size());
   const IndexRange own = source.splits[options_.tensor_rank];
   const std::vector<SplitPlace> places = PlaceSplits(source.split_ends);
-  const auto inputs = static_cast<int64_t>(source.tensor->dims[source.transposed ? 1 : 0]);
-  const MatrixPart part{
-      .tensor = source.tensor,
-      .rows = {0, static_cast<uint32_t>(source.tensor->dims[source.transposed ? 0 : 1])},
-      .map = {},
-      .transposed = source.transposed};
   Projection projection;
   projection.bias = source.bias;
   const int32_t own_at = places[own.begin].at;
   for (const IndexRange& subtree : SubtreesOf(own, all)) {
-    const int32_t at = places[subtree.begin].at;
-    std::vector<int32_t> ends;
-    std::vector<WeightPacker::Segment> segments;
-    for (uint32_t split = subtree.begin; split < subtree.end; ++split) {
-      const SplitPlace& place = places[split];
-      ends.push_back(place.at + place.width - at);
-      // The last blocks of a row may not be whole.
-      const int64_t first = place.first(), count = std::min<int64_t>(place.width, inputs - first);
-      if (!segments.empty() && segments.back().first + segments.back().count == first) {
-        segments.back().count += count;
-      } else {
-        segments.push_back({.first = first, .count = count, .at = place.at - at});
-      }
-    }
-    auto matrix = packer_.Add({part}, ends.back(), std::move(segments), ends);
+    auto matrix = PackSplits(source, places, subtree);
     if (!matrix.ok()) return matrix.status();
     projection.products.push_back({.matrix = *matrix,
-                                   .first_k = at - own_at,
+                                   .first_k = places[subtree.begin].at - own_at,
                                    .first_split = static_cast<int>(subtree.begin - own.begin)});
     projection.views.push_back((*matrix)->view());
   }
@@ -106,6 +86,32 @@ absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSourc
   most_splits_ = std::max<int64_t>(most_splits_, own.size());
   projections_.push_back(std::move(projection));
   return ProjectionHandle(static_cast<int32_t>(projections_.size() - 1));
+}
+
+absl::StatusOr<const PackedMatrix*> CpuBackend::PackSplits(const ProjectionSource& source,
+                                                           absl::Span<const SplitPlace> places,
+                                                           IndexRange range) {
+  const auto inputs = static_cast<int64_t>(source.tensor->dims[source.transposed ? 1 : 0]);
+  const MatrixPart part{
+      .tensor = source.tensor,
+      .rows = {0, static_cast<uint32_t>(source.tensor->dims[source.transposed ? 0 : 1])},
+      .map = {},
+      .transposed = source.transposed};
+  const int32_t at = places[range.begin].at;
+  std::vector<int32_t> ends;
+  std::vector<WeightPacker::Segment> segments;
+  for (uint32_t split = range.begin; split < range.end; ++split) {
+    const SplitPlace& place = places[split];
+    ends.push_back(place.at + place.width - at);
+    // The last blocks of a row may not be whole.
+    const int64_t first = place.first(), count = std::min<int64_t>(place.width, inputs - first);
+    if (!segments.empty() && segments.back().first + segments.back().count == first) {
+      segments.back().count += count;
+    } else {
+      segments.push_back({.first = first, .count = count, .at = place.at - at});
+    }
+  }
+  return packer_.Add({part}, ends.back(), std::move(segments), ends);
 }
 
 absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
@@ -156,6 +162,9 @@ int64_t CpuBackend::buffer_bytes() const {
   int64_t bytes = quantized_.bytes() + group_sums_.bytes() + scales_.bytes() + head_input_.bytes() +
                   logits_.bytes();
   for (const Buffer& buffer : buffers_) bytes += buffer.data.bytes();
+  bytes += routing_.logits.bytes() + routing_.x.bytes() + routing_.values.bytes() +
+           routing_.group_sums.bytes() + routing_.scales.bytes();
+  for (const AlignedBuffer<float>& scratch : routing_.scratch) bytes += scratch.bytes();
   return bytes;
 }
 

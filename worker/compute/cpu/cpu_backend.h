@@ -8,9 +8,11 @@
 // inputs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/rt/aligned_buffer.h"
@@ -21,6 +23,7 @@
 #include "worker/compute/cpu/thread_pool.h"
 #include "worker/compute/cpu/tier_store.h"
 #include "worker/compute/cpu/weight_packer.h"
+#include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
 
@@ -36,6 +39,7 @@ class CpuBackend final : public Backend {
   absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                          std::vector<float> bias) override;
   absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) override;
+  absl::StatusOr<ExpertsHandle> AddExperts(const ExpertsSource& source) override;
   absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
   absl::Status Load() override;
 
@@ -60,6 +64,17 @@ class CpuBackend final : public Backend {
   void GateUp(BufferHandle x, MatrixHandle gate_up, const FfnOp& ffn, BufferHandle out) override;
   void AddProjection(BufferHandle x, ProjectionHandle projection, BufferHandle residual) override;
   void Project(BufferHandle x, ProjectionHandle projection, BufferHandle out) override;
+  void RouteRows(BufferHandle x, const std::optional<NormOp>& norm, ExpertsHandle experts,
+                 BufferHandle out) override;
+  void GateUpExperts(BufferHandle x, ExpertsHandle experts, const FfnOp& ffn,
+                     BufferHandle out) override;
+  void AddMixture(BufferHandle x, ExpertsHandle experts, BufferHandle residual) override {
+    RunMixture(x, experts, /*accumulate=*/true, residual);
+  }
+  void Mix(BufferHandle x, ExpertsHandle experts, BufferHandle out) override {
+    RunMixture(x, experts, /*accumulate=*/false, out);
+  }
+  void ScaleShared(ExpertsHandle experts, BufferHandle x) override;
   void AddScaled(BufferHandle x, float factor, BufferHandle residual) override;
   void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) override;
   void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) override;
@@ -96,6 +111,45 @@ class CpuBackend final : public Backend {
     std::vector<SplitProduct> products;
     std::vector<kernels::MatrixView> views;  // of the products
     SumTree tree;                            // over all ranks' products; empty if the rank is alone
+  };
+  struct Experts {
+    struct Expert {
+      Matrix gate_up;
+      const kernels::PackedMatrix* down;  // of the rank's splits
+      std::vector<float> down_bias;       // [hidden]; empty: none
+    };
+    model::MoeSpec spec;
+    const kernels::PackedMatrix* router;
+    std::vector<float> router_bias, choice_bias;  // [experts]; empty: none
+    const kernels::PackedMatrix* shared_router;   // null: none
+    std::vector<Expert> experts;
+    // The rank's splits, from its first input on, and the trees of the sums that it makes of them.
+    std::vector<SplitPlace> splits;
+    std::vector<TreeProgram> products;
+    SumTree tree;             // over all ranks' products; empty if the rank is alone
+    std::int64_t inputs = 0;  // of the rank's splits
+  };
+  // The rows of a step by expert. A row is there once for each of its experts, and the rows of an
+  // expert follow each other, ascending.
+  struct Routing {
+    std::vector<std::int32_t> begins;  // [experts + 1]
+    std::vector<std::int32_t> rows;    // [pairs]
+    std::vector<std::int32_t> used;    // experts that have rows, ascending
+    std::vector<std::int32_t> places;  // [experts], for sorting
+    AlignedBuffer<std::int32_t> ids;   // [rows, chosen]
+    AlignedBuffer<float> row_weights;  // [rows, chosen]
+    AlignedBuffer<float> weights;      // [pairs]
+    AlignedBuffer<float> logits;       // [rows, experts]
+    AlignedBuffer<float> shared;       // [rows] logits of the shared expert
+    // What gate and up multiply, or quantised down: one split after the other, [pairs, inputs of
+    // the split] each.
+    AlignedBuffer<float> x;  // [pairs, hidden]
+    AlignedBuffer<std::int16_t> values;
+    AlignedBuffer<float> group_sums;
+    AlignedBuffer<float> scales;
+    // For each thread, the registers of a tree and a product: columns of a panel.
+    std::vector<AlignedBuffer<float>> scratch;
+    std::vector<std::atomic<bool>> taken;  // [threads] who has which scratch
   };
   struct HeadWeights {
     const kernels::PackedMatrix* matrix;  // null: the rank has no chunk of the vocabulary
@@ -139,6 +193,25 @@ class CpuBackend final : public Backend {
                 std::int64_t out_stride, std::int64_t begin, std::int64_t end) const;
   // Norm and Prepare. Null: no norm.
   void NormFor(BufferHandle x, const NormOp* norm, MatrixHandle next, BufferHandle out);
+  // Packs the rank's weights of splits [range.begin, range.end) of a product.
+  absl::StatusOr<const kernels::PackedMatrix*> PackSplits(const ProjectionSource& source,
+                                                          absl::Span<const SplitPlace> places,
+                                                          IndexRange range);
+  // Makes room for the routing of such experts.
+  void ReserveRouting(const Experts& experts, std::int64_t hidden);
+  void SortRows(const Experts& experts);
+  // Copies the rows of the step into the order of the pairs, quantised where matrices want that.
+  void GatherRows(const Experts& experts, const Buffer& x);
+  std::int64_t Pairs(const Experts& experts) const {
+    return std::int64_t{rows()} * experts.spec.chosen;
+  }
+  // AddMixture, or Mix where `accumulate` is false.
+  void RunMixture(BufferHandle x, ExpertsHandle experts, bool accumulate, BufferHandle out);
+  void QuantizeSplits(const Experts& experts, const float* x, std::int64_t x_stride);
+  // The sums of product `product` of the mixture, in one panel: [rows][columns of a panel].
+  const float* MixPanel(const Experts& experts, std::size_t product, int panel, const float* x,
+                        std::int64_t x_stride, float* scratch);
+  void AddDownBiases(const Experts& experts, Buffer& out);
   // AddProjection, or Project where `accumulate` is false.
   void RunProjection(BufferHandle x, ProjectionHandle projection, bool accumulate,
                      BufferHandle out);
@@ -172,6 +245,9 @@ class CpuBackend final : public Backend {
   kernels::QuantizedRows QuantizedOf(const Product& product);
   // Panels [begin, end) of the product; on any thread.
   void MatMul(const Product& product, std::int64_t begin, std::int64_t end);
+  // The same with x quantised elsewhere.
+  void MatMul(const Product& product, const kernels::QuantizedRows& x, std::int64_t begin,
+              std::int64_t end);
   // Runs `fn` over rows in parallel where this is worth a hand-over, else on this thread.
   void ForRows(int rows, std::int64_t row_elements,
                absl::FunctionRef<void(std::int64_t, std::int64_t)> fn);
@@ -188,6 +264,7 @@ class CpuBackend final : public Backend {
   std::vector<EmbeddingSource> embeddings_;
   std::vector<Matrix> matrices_;
   std::vector<Projection> projections_;
+  std::vector<Experts> experts_;
   std::vector<HeadWeights> heads_;
   KvCache cache_;
   std::unique_ptr<TierStore> tiers_;
@@ -198,6 +275,7 @@ class CpuBackend final : public Backend {
   std::vector<std::int32_t> row_sequences_;  // [rows] sequence of each row
   std::vector<AttentionItem> attention_items_;
   std::deque<std::vector<RowPartial>> partials_;  // of steps that are not finished
+  Routing routing_;
 
   // The sizes of what follows, as the matrices need it.
   std::int64_t widest_ = 0, most_splits_ = 1;

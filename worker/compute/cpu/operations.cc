@@ -513,9 +513,14 @@ kernels::QuantizedRows CpuBackend::QuantizedOf(const Product& product) {
 }
 
 void CpuBackend::MatMul(const Product& p, int64_t begin, int64_t end) {
+  MatMul(p, Quantizes(p.matrix) ? QuantizedOf(p) : kernels::QuantizedRows{}, begin, end);
+}
+
+void CpuBackend::MatMul(const Product& p, const kernels::QuantizedRows& x, int64_t begin,
+                        int64_t end) {
   if (Quantizes(p.matrix)) {
     ops_.matmul_i16({.weights = p.matrix,
-                     .x = QuantizedOf(p),
+                     .x = x,
                      .rows = p.rows,
                      .out = p.out,
                      .out_stride = p.out_stride,

@@ -16,13 +16,18 @@ absl::Status Decoder::Check(const model::ModelSpec& spec) {
   std::string_view part;
   for (const model::LayerSpec& layer : spec.layers) {
     const model::AttentionSpec& attention = layer.attention;
-    if (layer.moe.has_value()) part = "a mixture of experts";
-    if (attention.heads != first.attention.heads ||
-        attention.head_dim != first.attention.head_dim ||
-        attention.kv_heads != first.attention.kv_heads || layer.ffn.width != first.ffn.width ||
-        layer.ffn.gated != first.ffn.gated) {
-      part = "layers of different sizes";
+    bool alike = attention.heads == first.attention.heads &&
+                 attention.head_dim == first.attention.head_dim &&
+                 attention.kv_heads == first.attention.kv_heads;
+    for (const model::FfnKind kind : model::kFfnKinds) {
+      const model::FfnSpec &own = layer.ffn_of(kind), &of_all = spec.ffn(kind);
+      alike = alike && (own.width == 0 || (own.width == of_all.width && own.gated == of_all.gated));
     }
+    if (layer.moe.has_value()) {
+      alike = alike && layer.moe->chosen == spec.moe()->chosen;
+      if (!layer.moe->expert.gated) part = "experts without a gate";
+    }
+    if (!alike) part = "layers of different sizes";
   }
   if (spec.kv_groups.size() > 1) part = "several KV groups";
   if (spec.kv_groups.front().window > 0) part = "a KV group that keeps a window only";
@@ -50,6 +55,7 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
   }
   const auto attention_buffers = AttentionPart::AddBuffers(weights, normed, projected);
   const auto ffn_buffers = FfnPart::AddBuffers(weights, normed, projected);
+  const auto experts_buffers = ExpertsPart::AddBuffers(weights, normed, projected);
 
   if (decoder.first_stage_) {
     const auto embedding = weights.AddEmbedding();
@@ -66,9 +72,17 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
   for (std::uint32_t layer = layers.begin; layer < layers.end; ++layer) {
     auto attention = AttentionPart::Create(weights, layer, attention_buffers);
     if (!attention.ok()) return attention.status();
-    auto ffn = FfnPart::Create(weights, layer, ffn_buffers);
-    if (!ffn.ok()) return ffn.status();
-    decoder.layers_.push_back({*std::move(attention), *std::move(ffn), spec.layers[layer].wiring});
+    Layer made{.attention = *std::move(attention), .ffn = {}, .wiring = spec.layers[layer].wiring};
+    if (spec.layers[layer].moe.has_value()) {
+      auto experts = ExpertsPart::Create(weights, layer, experts_buffers);
+      if (!experts.ok()) return experts.status();
+      made.ffn = *std::move(experts);
+    } else {
+      auto ffn = FfnPart::Create(weights, layer, ffn_buffers);
+      if (!ffn.ok()) return ffn.status();
+      made.ffn = *std::move(ffn);
+    }
+    decoder.layers_.push_back(std::move(made));
   }
   if (decoder.last_stage_) {
     const auto norm =
@@ -100,12 +114,15 @@ void Decoder::StartFirst(int layers, StepInputs inputs, RowReceiver* receiver) c
   }
   for (int i = 0; i < layers; ++i) {
     const Layer& layer = layers_[i];
+    const auto begin_ffn = [&] {
+      std::visit([&](const auto& ffn) { ffn.Begin(residual_, *backend_); }, layer.ffn);
+    };
     layer.attention.Begin(residual_, *backend_);
     // In parallel the FFN sees the residual without the attention.
-    if (layer.wiring == model::Wiring::kParallel) layer.ffn.Begin(residual_, *backend_);
+    if (layer.wiring == model::Wiring::kParallel) begin_ffn();
     layer.attention.End(residual_, *backend_);
-    if (layer.wiring == model::Wiring::kSequential) layer.ffn.Begin(residual_, *backend_);
-    layer.ffn.End(residual_, *backend_);
+    if (layer.wiring == model::Wiring::kSequential) begin_ffn();
+    std::visit([&](const auto& ffn) { ffn.End(residual_, *backend_); }, layer.ffn);
   }
   if (last_stage_) {
     backend_->Head(residual_, output_norm_, head_);

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "model/spec.h"
 #include "worker/compute/backend.h"
 #include "worker/compute/decoder/attention.h"
+#include "worker/compute/decoder/experts.h"
 #include "worker/compute/decoder/ffn.h"
 #include "worker/compute/model_shard.h"
 
@@ -49,7 +51,7 @@ class Decoder {
  private:
   struct Layer {
     AttentionPart attention;
-    FfnPart ffn;
+    std::variant<FfnPart, ExpertsPart> ffn;
     model::Wiring wiring;
   };
 

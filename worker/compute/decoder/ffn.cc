@@ -1,8 +1,6 @@
 #include "worker/compute/decoder/ffn.h"
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "worker/core/split_layout.h"
 
@@ -12,10 +10,30 @@ using model::TensorRole;
 
 FfnPart::Buffers FfnPart::AddBuffers(const WeightSource& weights, BufferHandle normed,
                                      BufferHandle projected) {
-  const std::uint32_t columns = weights.shard().ffn.size();
+  return {.normed = normed,
+          .projected = projected,
+          .gate_up = AddGateUpBuffer(weights, model::FfnKind::kDense, 1)};
+}
+
+BufferHandle FfnPart::AddGateUpBuffer(const WeightSource& weights, model::FfnKind kind,
+                                      std::uint32_t count) {
+  const std::uint32_t columns = weights.shard().columns(kind).size();
+  if (columns == 0) return {};
   const std::int64_t padded = (columns + kSplitBlock - 1) / kSplitBlock * kSplitBlock;
-  const std::int64_t width = weights.spec().ffn().gated ? 2 * padded : padded;
-  return {.normed = normed, .projected = projected, .gate_up = weights.backend().AddBuffer(width)};
+  const std::int64_t width = weights.spec().ffn(kind).gated ? 2 * padded : padded;
+  return weights.backend().AddBuffer(count * width);
+}
+
+absl::StatusOr<std::optional<NormOp>> FfnPart::AddNorm(const WeightSource& weights,
+                                                       std::uint32_t layer) {
+  const model::LayerSpec& spec = weights.spec().layers[layer];
+  if (!spec.norms_before) return std::nullopt;
+  const bool own = weights.Has(TensorRole::kFfnNorm);
+  const auto norm =
+      weights.AddNorm(spec.norm, own ? TensorRole::kFfnNorm : TensorRole::kAttentionNorm,
+                      own ? TensorRole::kFfnNormBias : TensorRole::kAttentionNormBias, layer);
+  if (!norm.ok()) return norm.status();
+  return *norm;
 }
 
 absl::StatusOr<FfnPart> FfnPart::Create(const WeightSource& weights, std::uint32_t layer,
@@ -24,14 +42,9 @@ absl::StatusOr<FfnPart> FfnPart::Create(const WeightSource& weights, std::uint32
   FfnPart part;
   part.buffers_ = buffers;
   part.op_ = {.activation = spec.ffn.activation, .gated = spec.ffn.gated};
-  if (spec.norms_before) {
-    const bool own = weights.Has(TensorRole::kFfnNorm);
-    const auto norm =
-        weights.AddNorm(spec.norm, own ? TensorRole::kFfnNorm : TensorRole::kAttentionNorm,
-                        own ? TensorRole::kFfnNormBias : TensorRole::kAttentionNormBias, layer);
-    if (!norm.ok()) return norm.status();
-    part.norm_ = *norm;
-  }
+  auto norm = AddNorm(weights, layer);
+  if (!norm.ok()) return norm.status();
+  part.norm_ = *norm;
   const auto gate_up =
       spec.ffn.gated
           ? weights.AddMatrix({TensorRole::kGate, TensorRole::kUp},
@@ -39,13 +52,11 @@ absl::StatusOr<FfnPart> FfnPart::Create(const WeightSource& weights, std::uint32
           : weights.AddMatrix({TensorRole::kUp}, {TensorRole::kUpBias}, layer, kSplitBlock);
   if (!gate_up.ok()) return gate_up.status();
   part.gate_up_ = *gate_up;
-  std::vector<std::int32_t> ends;
-  for (std::uint32_t split = 1; split <= spec.ffn.splits(); ++split) {
-    ends.push_back(static_cast<std::int32_t>(std::min(split * spec.ffn.split(), spec.ffn.width)));
-  }
-  const auto projection = weights.AddProjection(
-      TensorRole::kDown, TensorRole::kDownBias, layer, std::move(ends),
-      [&](const ModelShard& shard) { return FfnSplits(weights.spec(), shard); });
+  const auto projection =
+      weights.AddProjection(TensorRole::kDown, TensorRole::kDownBias, layer,
+                            DownSplitEnds(spec.ffn), [&](const ModelShard& shard) {
+                              return FfnSplits(weights.spec(), shard, model::FfnKind::kDense);
+                            });
   if (!projection.ok()) return projection.status();
   auto down = ResidualPart::Create(weights, layer, *projection, TensorRole::kFfnPostNorm);
   if (!down.ok()) return down.status();

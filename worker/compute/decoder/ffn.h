@@ -19,13 +19,20 @@ class FfnPart {
     BufferHandle projected;  // [hidden], as ResidualPart wants it
     BufferHandle gate_up;    // this rank's columns, of gate and of up
   };
-  // Adds the buffers. `normed` and `projected` are the decoder's.
+  // Adds the buffers, if a layer has such a part. `normed` and `projected` are the decoder's.
   static Buffers AddBuffers(const WeightSource& weights, BufferHandle normed,
                             BufferHandle projected);
 
   // Adds the weights of layer `layer` of the model. Errors as for WeightSource.
   static absl::StatusOr<FfnPart> Create(const WeightSource& weights, std::uint32_t layer,
                                         const Buffers& buffers);
+
+  // The norm before the FFN, or the mixture, of a layer; none: it has none.
+  static absl::StatusOr<std::optional<NormOp>> AddNorm(const WeightSource& weights,
+                                                       std::uint32_t layer);
+  // Adds a buffer for the outputs of gate and up of `count` FFNs.
+  static BufferHandle AddGateUpBuffer(const WeightSource& weights, model::FfnKind kind,
+                                      std::uint32_t count);
 
   // Reads the residual.
   void Begin(BufferHandle residual, Backend& backend) const;

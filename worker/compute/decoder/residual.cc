@@ -17,13 +17,17 @@ absl::StatusOr<ResidualPart> ResidualPart::Create(const WeightSource& weights, s
 
 void ResidualPart::Run(BufferHandle x, BufferHandle projected, BufferHandle residual,
                        Backend& backend) const {
-  if (!norm.has_value() && factor == 1) {
+  if (direct()) {
     backend.AddProjection(x, projection, residual);
     return;
   }
   backend.Project(x, projection, projected);
-  if (norm.has_value()) backend.NormInPlace(projected, *norm);
-  backend.AddScaled(projected, factor, residual);
+  Add(projected, residual, backend);
+}
+
+void ResidualPart::Add(BufferHandle sum, BufferHandle residual, Backend& backend) const {
+  if (norm.has_value()) backend.NormInPlace(sum, *norm);
+  backend.AddScaled(sum, factor, residual);
 }
 
 }  // namespace flotilla::worker

@@ -32,6 +32,10 @@ IndexRange WeightSource::Own(model::Extent extent) const {
       return of_heads(OwnKvHeads(spec_, shard()));
     case model::Extent::kFfn:
       return shard().ffn;
+    case model::Extent::kExpertFfn:
+      return shard().experts;
+    case model::Extent::kSharedFfn:
+      return shard().shared;
     case model::Extent::kVocabulary:
       return shard().vocab;
     default:
@@ -39,16 +43,27 @@ IndexRange WeightSource::Own(model::Extent extent) const {
   }
 }
 
-absl::StatusOr<const model::Tensor*> WeightSource::Find(TensorRole role,
-                                                        std::uint32_t layer) const {
-  const std::string name = model::NameInFile(*model::FindRow(spec_, role), layer);
-  const model::Tensor* tensor = file_.FindTensor(name);
-  if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat("no tensor ", name));
-  return tensor;
+absl::StatusOr<const model::Tensor*> WeightSource::Find(TensorRole role, std::uint32_t layer,
+                                                        std::uint32_t expert) const {
+  const model::TensorRow* row = model::FindRow(spec_, role);
+  if (row == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has no ", std::string(model::RoleName(role))));
+  }
+  if (!model::IsPerExpert(role)) {
+    const std::string name = model::NameInFile(*row, layer);
+    const model::Tensor* tensor = file_.FindTensor(name);
+    if (tensor == nullptr) return absl::InvalidArgumentError(absl::StrCat("no tensor ", name));
+    return tensor;
+  }
+  const auto weight = model::FindWeight(file_, spec_, *row, layer, expert);
+  if (!weight.ok()) return absl::InvalidArgumentError(weight.status().message());
+  return &weights_.emplace_back(*weight);
 }
 
-absl::StatusOr<MatrixPart> WeightSource::Part(TensorRole role, std::uint32_t layer) const {
-  const auto tensor = Find(role, layer);
+absl::StatusOr<MatrixPart> WeightSource::Part(TensorRole role, std::uint32_t layer,
+                                              std::uint32_t expert) const {
+  const auto tensor = Find(role, layer, expert);
   if (!tensor.ok()) return tensor.status();
   const model::TensorRow& row = *model::FindRow(spec_, role);
   return MatrixPart{
@@ -56,8 +71,8 @@ absl::StatusOr<MatrixPart> WeightSource::Part(TensorRole role, std::uint32_t lay
 }
 
 absl::Status WeightSource::Read(TensorRole role, std::uint32_t layer, std::size_t count,
-                                std::vector<float>& values) const {
-  const auto tensor = Find(role, layer);
+                                std::vector<float>& values, std::uint32_t expert) const {
+  const auto tensor = Find(role, layer, expert);
   if (!tensor.ok()) return tensor.status();
   std::vector<float> in_file((*tensor)->elements());
   const absl::Status status = model::DequantizeRow((*tensor)->type, (*tensor)->data, in_file);
@@ -98,34 +113,45 @@ absl::StatusOr<NormOp> WeightSource::AddNorm(const model::NormSpec& spec, Tensor
   return norm;
 }
 
+absl::Status WeightSource::ReadParts(absl::Span<const TensorRole> roles,
+                                     absl::Span<const TensorRole> biases, std::uint32_t layer,
+                                     std::uint32_t expert, std::uint32_t outputs_of,
+                                     std::vector<MatrixPart>& parts,
+                                     std::vector<float>& bias) const {
+  const bool has_bias =
+      std::any_of(biases.begin(), biases.end(), [&](TensorRole role) { return Has(role); });
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    auto part = Part(roles[i], layer, expert);
+    if (!part.ok()) return part.status();
+    part->outputs = (part->rows.size() + outputs_of - 1) / outputs_of * outputs_of;
+    if (has_bias) {
+      if (!Has(biases[i])) {
+        bias.resize(bias.size() + part->outputs);
+      } else if (absl::Status s = Read(biases[i], layer, part->outputs, bias, expert); !s.ok()) {
+        return s;
+      }
+    }
+    parts.push_back(*part);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<MatrixHandle> WeightSource::AddMatrix(absl::Span<const TensorRole> roles,
                                                      absl::Span<const TensorRole> biases,
                                                      std::uint32_t layer,
                                                      std::uint32_t outputs_of) const {
   std::vector<MatrixPart> parts;
   std::vector<float> bias;
-  const bool has_bias =
-      std::any_of(biases.begin(), biases.end(), [&](TensorRole role) { return Has(role); });
-  for (std::size_t i = 0; i < roles.size(); ++i) {
-    auto part = Part(roles[i], layer);
-    if (!part.ok()) return part.status();
-    part->outputs = (part->rows.size() + outputs_of - 1) / outputs_of * outputs_of;
-    if (has_bias) {
-      if (!Has(biases[i])) {
-        bias.resize(bias.size() + part->outputs);
-      } else if (absl::Status s = Read(biases[i], layer, part->outputs, bias); !s.ok()) {
-        return s;
-      }
-    }
-    parts.push_back(*part);
-  }
+  absl::Status status = ReadParts(roles, biases, layer, 0, outputs_of, parts, bias);
+  if (!status.ok()) return status;
   return backend_.AddMatrix(std::move(parts), std::move(bias));
 }
 
-absl::StatusOr<ProjectionHandle> WeightSource::AddProjection(
-    TensorRole role, TensorRole bias, std::uint32_t layer, std::vector<std::int32_t> split_ends,
+absl::StatusOr<ProjectionSource> WeightSource::Projection(
+    TensorRole role, TensorRole bias, std::uint32_t layer, std::uint32_t expert,
+    std::vector<std::int32_t> split_ends,
     absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const {
-  const auto tensor = Find(role, layer);
+  const auto tensor = Find(role, layer, expert);
   if (!tensor.ok()) return tensor.status();
   ProjectionSource source{.tensor = *tensor,
                           .transposed = model::FindRow(spec_, role)->transposed,
@@ -133,13 +159,58 @@ absl::StatusOr<ProjectionHandle> WeightSource::AddProjection(
                           .splits = {},
                           .bias = {}};
   if (Has(bias)) {
-    if (absl::Status s = Read(bias, layer, 0, source.bias); !s.ok()) return s;
+    if (absl::Status s = Read(bias, layer, 0, source.bias, expert); !s.ok()) return s;
   }
   const std::uint32_t stage_begin = rank_ - rank_ % shape_.tensor;
   for (const ModelShard& shard : shards_.subspan(stage_begin, shape_.tensor)) {
     source.splits.push_back(splits_of(shard));
   }
-  return backend_.AddProjection(source);
+  return source;
+}
+
+absl::StatusOr<ProjectionHandle> WeightSource::AddProjection(
+    TensorRole role, TensorRole bias, std::uint32_t layer, std::vector<std::int32_t> split_ends,
+    absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const {
+  const auto source = Projection(role, bias, layer, 0, std::move(split_ends), splits_of);
+  if (!source.ok()) return source.status();
+  return backend_.AddProjection(*source);
+}
+
+absl::StatusOr<ExpertsHandle> WeightSource::AddExperts(
+    const model::MoeSpec& spec, std::uint32_t layer, std::uint32_t outputs_of,
+    absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const {
+  ExpertsSource source{.spec = spec,
+                       .router = {},
+                       .router_bias = {},
+                       .choice_bias = {},
+                       .shared_router = {},
+                       .experts = {}};
+  const auto router = Part(TensorRole::kRouter, layer);
+  if (!router.ok()) return router.status();
+  source.router = *router;
+  const auto read = [&](TensorRole role, std::vector<float>& values) {
+    return Has(role) ? Read(role, layer, 0, values) : absl::OkStatus();
+  };
+  if (absl::Status s = read(TensorRole::kRouterBias, source.router_bias); !s.ok()) return s;
+  if (absl::Status s = read(TensorRole::kExpertBias, source.choice_bias); !s.ok()) return s;
+  if (Has(TensorRole::kSharedRouter)) {
+    const auto shared = Part(TensorRole::kSharedRouter, layer);
+    if (!shared.ok()) return shared.status();
+    source.shared_router = *shared;
+  }
+  for (std::uint32_t i = 0; i < spec.experts; ++i) {
+    ExpertsSource::Expert expert;
+    absl::Status status = ReadParts({TensorRole::kExpertGate, TensorRole::kExpertUp},
+                                    {TensorRole::kExpertGateBias, TensorRole::kExpertUpBias}, layer,
+                                    i, outputs_of, expert.gate_up, expert.bias);
+    if (!status.ok()) return status;
+    auto down = Projection(TensorRole::kExpertDown, TensorRole::kExpertDownBias, layer, i,
+                           DownSplitEnds(spec.expert), splits_of);
+    if (!down.ok()) return down.status();
+    expert.down = *std::move(down);
+    source.experts.push_back(std::move(expert));
+  }
+  return backend_.AddExperts(source);
 }
 
 absl::StatusOr<EmbeddingHandle> WeightSource::AddEmbedding() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -18,8 +19,8 @@ namespace flotilla::worker {
 class WeightSource {
  public:
   // `shards` are those of all ranks, of which this one is number `rank`. All arguments outlive the
-  // source. `spec` is what LoadSpec returned for this file, so tensors are present and have the
-  // right dimensions.
+  // source, and the source outlives Backend::Load. `spec` is what LoadSpec returned for this file,
+  // so tensors are present and have the right dimensions.
   WeightSource(const model::Checkpoint& file, const model::ModelSpec& spec,
                absl::Span<const ModelShard> shards, ParallelShape shape, std::uint32_t rank,
                Backend& backend);
@@ -47,19 +48,35 @@ class WeightSource {
       model::TensorRole role, model::TensorRole bias, std::uint32_t layer,
       std::vector<std::int32_t> split_ends,
       absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const;
+  // `outputs_of` and `splits_of` are as above, for gate and up, and for down.
+  absl::StatusOr<ExpertsHandle> AddExperts(
+      const model::MoeSpec& spec, std::uint32_t layer, std::uint32_t outputs_of,
+      absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const;
   absl::StatusOr<EmbeddingHandle> AddEmbedding() const;
   absl::StatusOr<HeadHandle> AddHead() const;
 
  private:
-  absl::StatusOr<const model::Tensor*> Find(model::TensorRole role, std::uint32_t layer) const;
+  // The tensor lives as long as the file, or if it is that of an expert as the source.
+  absl::StatusOr<const model::Tensor*> Find(model::TensorRole role, std::uint32_t layer,
+                                            std::uint32_t expert = 0) const;
   // What this rank has of a tensor's rows.
-  absl::StatusOr<MatrixPart> Part(model::TensorRole role, std::uint32_t layer) const;
+  absl::StatusOr<MatrixPart> Part(model::TensorRole role, std::uint32_t layer,
+                                  std::uint32_t expert = 0) const;
+  // The tensors of several roles, one after the other, and their biases.
+  absl::Status ReadParts(absl::Span<const model::TensorRole> roles,
+                         absl::Span<const model::TensorRole> biases, std::uint32_t layer,
+                         std::uint32_t expert, std::uint32_t outputs_of,
+                         std::vector<MatrixPart>& parts, std::vector<float>& bias) const;
+  absl::StatusOr<ProjectionSource> Projection(
+      model::TensorRole role, model::TensorRole bias, std::uint32_t layer, std::uint32_t expert,
+      std::vector<std::int32_t> split_ends,
+      absl::FunctionRef<IndexRange(const ModelShard&)> splits_of) const;
   // The part of an axis that this rank has.
   IndexRange Own(model::Extent extent) const;
   // Appends what this rank has of a vector to `values`, filled up to `count` values if that is
   // more.
   absl::Status Read(model::TensorRole role, std::uint32_t layer, std::size_t count,
-                    std::vector<float>& values) const;
+                    std::vector<float>& values, std::uint32_t expert = 0) const;
 
   const model::Checkpoint& file_;
   const model::ModelSpec& spec_;
@@ -67,6 +84,7 @@ class WeightSource {
   const ParallelShape shape_;
   const std::uint32_t rank_;
   Backend& backend_;
+  mutable std::deque<model::Tensor> weights_;  // those of experts
 };
 
 }  // namespace flotilla::worker
