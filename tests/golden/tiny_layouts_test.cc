@@ -151,7 +151,7 @@ void ExpectTheSameBitsOf(const TinyModelOptions& options) {
   ExpectTheSameBits(*std::move(file), Requests(ids));
 }
 
-class TinyLayoutsTest : public ::testing::TestWithParam<const char*> {};
+class TinyLayoutsTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
   const TinyCase tiny = ReadTinyCase(GetParam());
@@ -159,8 +159,7 @@ TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
   ExpectTheSameBits(tiny.file, Requests(tiny.ids));
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(kTinyCases),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(AllTinyCases()), TinyCaseName);
 
 // A rank of two begins inside a super-block of 256: with one of two splits of 128 of the attention
 // output, and with three of six of the FFN.

@@ -13,14 +13,15 @@
 #include "model/tensor.h"
 
 namespace flotilla::testing {
-namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::uint16_t ToBf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+
+namespace {
+
+using Json = nlohmann::ordered_json;
 
 // The name that Hugging Face gives to a tensor of llama.cpp's.
 std::string HfName(const model::TensorRow& row, std::uint32_t layer) {

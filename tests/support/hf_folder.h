@@ -14,6 +14,9 @@
 
 namespace flotilla::testing {
 
+// The nearest bf16, or of two the one that is even.
+std::uint16_t ToBf16(float value);
+
 struct HfTensor {
   std::string name;
   std::string dtype;  // e.g. "BF16"

@@ -1,8 +1,10 @@
-// Tiny models with the logits that Hugging Face's transformers computed for them (tests/data/tiny):
-// folders as Hugging Face writes them. Some have the same weights as a GGUF file, too.
+// Tiny models with the logits that Hugging Face's transformers computed for them: folders as
+// Hugging Face writes them (tests/data/tiny), some of which have the same weights as a GGUF file,
+// too, and folders whose weights are made of a seed (tests/data/made).
 #pragma once
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -12,12 +14,16 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/types/ids.h"
 #include "model/checkpoint.h"
+#include "tests/support/made_weights.h"
+#include "tests/support/scratch_directory.h"
 
 namespace flotilla::testing {
 
-// All of them: folders of tests/data/tiny.
+// Those with weights: folders of tests/data/tiny.
 inline constexpr const char* kTinyCases[] = {
     "bloom_alibi",     "cohere",      "cohere2",      "falcon_gqa",  "falcon_mqa",
     "gemma",           "gemma2",      "gemma3_text",  "glm4",        "gpt2",
@@ -26,29 +32,64 @@ inline constexpr const char* kTinyCases[] = {
     "olmo2",           "opt",         "phi",          "phi3",        "qwen2",
     "qwen3",           "qwen3_moe",   "smollm3_nope", "stablelm",    "starcoder2"};
 
+// Those whose weights are made: folders of tests/data/made. Each varies one of the others, but
+// qwen2_moe.
+inline constexpr const char* kMadeCases[] = {
+    "bloom_alibi",     "cohere",      "cohere2",     "falcon_gqa",   "falcon_mqa",
+    "gemma",           "gemma2",      "gemma3_text", "glm4",         "gpt2",
+    "gpt_bigcode_mqa", "gpt_neox",    "gpt_oss",     "gptj",         "granite",
+    "llama",           "llama3_rope", "llama_yarn",  "mistral_swa",  "mixtral",
+    "olmo2",           "opt",         "phi",         "phi3",         "qwen2",
+    "qwen2_moe",       "qwen3",       "qwen3_moe",   "smollm3_nope", "stablelm",
+    "starcoder2"};
+
+// All of them, for ReadTinyCase.
+inline std::vector<std::string> AllTinyCases() {
+  std::vector<std::string> paths;
+  for (const char* name : kTinyCases) paths.push_back(absl::StrCat("tiny/", name));
+  for (const char* name : kMadeCases) paths.push_back(absl::StrCat("made/", name));
+  return paths;
+}
+// The name of a test of the case.
+inline std::string TinyCaseName(const ::testing::TestParamInfo<std::string>& info) {
+  return absl::StrReplaceAll(info.param, {{"/", "_"}});
+}
+
 struct TinyCase {
   std::shared_ptr<const model::Checkpoint> file;
   std::shared_ptr<const model::Checkpoint> gguf;  // null: there is none
   std::vector<TokenId> ids;
   std::vector<std::size_t> positions;      // where there are logits
   std::vector<std::vector<float>> logits;  // of each of the positions
+  // The tokens that follow the first `prompt` ids greedily; none: nobody knows.
+  std::size_t prompt = 0;
+  std::vector<TokenId> greedy;
 };
 
-// If something is missing, the test fails and `file` is null.
-inline TinyCase ReadTinyCase(const std::string& name) {
-  const std::string folder = "tests/data/tiny/" + name;
+// Reads tests/data/`path`, e.g. "tiny/llama". If something is missing, the test fails and `file` is
+// null.
+inline TinyCase ReadTinyCase(const std::string& path) {
+  const std::string folder = "tests/data/" + path;
   TinyCase result;
-  auto file = model::OpenCheckpoint(folder);
-  if (auto gguf = model::OpenCheckpoint(folder + "/model.gguf"); gguf.ok()) result.gguf = *gguf;
   std::ifstream text(folder + "/case.json");
+  nlohmann::json numbers;
+  if (text) numbers = nlohmann::json::parse(text);
+  ScratchDirectory made;
+  const bool has_file = std::filesystem::exists(folder + "/model.safetensors");
+  if (!has_file && !WriteMadeFolder(folder, numbers.value("seed", 0ull), made.path())) {
+    ADD_FAILURE() << folder << " has no weights";
+  }
+  auto file = model::OpenCheckpoint(has_file ? folder : made.path());
+  if (auto gguf = model::OpenCheckpoint(folder + "/model.gguf"); gguf.ok()) result.gguf = *gguf;
   std::ifstream array(folder + "/logits.npy", std::ios::binary);
-  if (!file.ok() || !text || !array) {
+  if (!file.ok() || numbers.is_null() || !array) {
     ADD_FAILURE() << folder << " cannot be read: " << file.status();
     return result;
   }
-  const nlohmann::json numbers = nlohmann::json::parse(text);
   result.ids = numbers["ids"].get<std::vector<TokenId>>();
   result.positions = numbers["positions"].get<std::vector<std::size_t>>();
+  result.prompt = numbers.value("prompt", std::size_t{0});
+  if (numbers.contains("greedy")) result.greedy = numbers["greedy"].get<std::vector<TokenId>>();
   // The array is the end of the file: fp32, a row for each position.
   const std::string bytes{std::istreambuf_iterator<char>(array), {}};
   const std::size_t header =

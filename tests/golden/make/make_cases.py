@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Makes the cases of tests/data/made: tiny models whose weights no file has.
+
+A case is a folder with config.json, tensors.tsv (the name and the shape of each weight), case.json
+and logits.npy. The weights are functions of the seed in case.json and of their names (made_weights
+below, and tests/support/made_weights.h: both give the same bits). Hugging Face's transformers says
+what logits such a model has in fp32, and which 32 tokens follow its first 16 greedily. Seeds are
+tried until the best token of each step is at least 1e-3 better than the second.
+
+Each case varies one of tests/data/tiny: 6 heads, 3 KV heads, hidden 96, FFN 224, 4 layers. Families
+with one KV head, or with as many as heads, keep that.
+
+    python3 -m venv v && v/bin/pip install -r requirements.txt
+    v/bin/python make_cases.py            # all cases
+    v/bin/python make_cases.py qwen2      # one
+"""
+
+import json
+import math
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import numpy
+import safetensors.torch
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TINY, MADE = ROOT / "tests/data/tiny", ROOT / "tests/data/made"
+VOCABULARY, PROMPT, OUTPUT, MARGIN = 256, 16, 32, 1e-3
+MASK = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+
+# Cases that vary none of tests/data/tiny: what they change in the configuration of another.
+OWN = {
+    "qwen2_moe": ("qwen2", {
+        "model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 72, "shared_expert_intermediate_size": 80,
+        "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+    }),
+}
+# What a case says besides.
+CHANGES = {
+    "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2},
+    "gptj": {"rotary_dim": 16},
+}
+
+
+def mix(x):
+    """The finaliser of SplitMix64, of an array of uint64."""
+    x = x + numpy.uint64(STEP)
+    x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return x ^ (x >> numpy.uint64(31))
+
+
+def fnv1a(name):
+    value = 0xCBF29CE484222325
+    for byte in name.encode():
+        value = (value ^ byte) * 0x100000001B3 & MASK
+    return value
+
+
+def made_weights(name, shape, seed):
+    """Uniform in bf16. Matrices: variance 1 / (the last axis). Vectors: at most 0.1 from 0, or from
+    1 where a norm multiplies by them."""
+    count = math.prod(shape)
+    with numpy.errstate(over="ignore"):
+        start = mix(numpy.array([fnv1a(name)], numpy.uint64) ^ numpy.uint64(seed))
+        bits = mix(start + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(STEP))
+    unit = (bits.view(numpy.int64) >> 40).astype(numpy.float32) * numpy.float32(2.0**-23)
+    if len(shape) > 1:
+        values = unit * numpy.sqrt(numpy.float32(3) / numpy.float32(shape[-1]))
+    else:
+        norm = name.endswith(".weight")
+        values = numpy.float32(1 if norm else 0) + numpy.float32(0.1) * unit
+    return torch.from_numpy(values.reshape(shape)).to(torch.bfloat16)
+
+
+def varied(config):
+    """The configuration with other widths."""
+    config = dict(config)
+    heads = config.get("num_attention_heads", config.get("n_head"))
+
+    def change(value, *names):
+        for name in names:
+            if config.get(name) is not None:
+                config[name] = value
+
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        kv_heads = config.get(name)
+        if kv_heads is not None:
+            config[name] = 1 if kv_heads == 1 else 6 if kv_heads == heads else 3
+    change(96, "hidden_size", "n_embd", "word_embed_proj_dim")
+    change(6, "num_attention_heads", "n_head")
+    change(224, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    change(4, "num_hidden_layers", "n_layer")
+    if "layer_types" in config and config["layer_types"]:
+        other = "full_attention"
+        first = config["layer_types"][0]
+        config["layer_types"] = [first, first, other, first] if first != other else [other] * 4
+    if config.get("no_rope_layers"):
+        config["no_rope_layers"] = [1, 0, 1, 1]
+    return config
+
+
+def write_weights(folder, names, seed):
+    weights = {name: made_weights(name, shape, seed) for name, shape in names.items()}
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def greedy(model, ids):
+    """The tokens, and the least distance of a best token from the second."""
+    ids, margin = list(ids), math.inf
+    for _ in range(OUTPUT):
+        best = torch.topk(model(torch.tensor([ids])).logits[0, -1], 2)
+        margin = min(margin, float(best.values[0] - best.values[1]))
+        if margin < MARGIN:
+            return None, margin
+        ids.append(int(best.indices[0]))
+    return ids[-OUTPUT:], margin
+
+
+def make(name):
+    base, more = OWN.get(name, (name, {}))
+    config = varied(json.loads((TINY / base / "config.json").read_text()))
+    config.update(more)
+    config.update(CHANGES.get(name, {}))
+    for key in ("architectures", "dtype", "transformers_version"):
+        config.pop(key, None)
+    kind = transformers.AutoConfig.for_model(**config)
+    kind.dtype = torch.bfloat16
+    ids = numpy.random.RandomState(fnv1a(name) & 0xFFFFFFFF).randint(3, VOCABULARY, 80).tolist()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        transformers.AutoModelForCausalLM.from_config(kind).to(torch.bfloat16).save_pretrained(folder)
+        with safetensors.safe_open(folder / "model.safetensors", "pt") as file:
+            names = {key: list(file.get_slice(key).get_shape()) for key in sorted(file.keys())}
+        for seed in range(1, 1000):
+            write_weights(folder, names, seed)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager").eval()
+            tokens, margin = greedy(model, ids[:PROMPT])
+            if tokens is not None:
+                break
+        else:
+            sys.exit(f"{name}: no seed gives a margin of {MARGIN}")
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+        positions = list(range(0, 80, 4)) + [79]
+        target = MADE / name
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "config.json", target / "config.json")
+    numpy.save(target / "logits.npy", logits[positions].astype(numpy.float32))
+    (target / "tensors.tsv").write_text("".join(
+        f"{key}\t{','.join(map(str, shape))}\n" for key, shape in names.items()))
+    (target / "case.json").write_text(json.dumps(
+        {"ids": ids, "positions": positions, "seed": seed, "prompt": PROMPT, "greedy": tokens}) + "\n")
+    size = sum(file.stat().st_size for file in target.iterdir())
+    print(f"{name:16} seed {seed:3}, margin {margin:.4f}, logits {logits.std():.2f}, {size:6} bytes",
+          flush=True)
+
+
+def main():
+    torch.set_grad_enabled(False)
+    transformers.utils.logging.set_verbosity_error()
+    known = sorted({path.name for path in TINY.iterdir() if path.is_dir()} | set(OWN))
+    for name in sys.argv[1:] or known:
+        make(name)
+
+
+if __name__ == "__main__":
+    main()
