@@ -38,12 +38,12 @@ OWN = {
     "qwen2_moe": ("qwen2", {
         "model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 72, "shared_expert_intermediate_size": 80,
-        "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+        "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
 }
 # What a case says besides.
 CHANGES = {
-    "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2},
+    "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     "gptj": {"rotary_dim": 16},
 }
 
