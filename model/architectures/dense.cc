@@ -22,7 +22,10 @@ constexpr uint64_t kMaxFfn = 1 << 20;
 constexpr uint64_t kMaxContext = 1 << 24;
 constexpr uint64_t kMaxExperts = 1024;
 
+// What frequencies are divided by in llama.cpp's files; the last two are LongRoPE's.
 constexpr std::string_view kFactors = "rope_freqs.weight";
+constexpr std::string_view kLongFactors = "rope_factors_long.weight";
+constexpr std::string_view kShortFactors = "rope_factors_short.weight";
 
 TensorRole BiasOf(TensorRole role) {
   return static_cast<TensorRole>(static_cast<uint8_t>(role) + 1);
@@ -142,11 +145,27 @@ void DenseReader::ReadRope(Pairs hf_pairs, Pairs llama_cpp_pairs, float local_ba
   if (local_base != 0) spec_.ropes.push_back({RopeFrequencies(rope_dim_, local_base)});
 }
 
-// Llama 3.1's scaling is stated in numbers by Hugging Face, and in factors by llama.cpp.
+void DenseReader::DivideByTensor(std::string_view name, std::vector<float>& frequencies) {
+  Add(TensorRole::kRopeFactors, std::string(name), std::string(name), Extent::kPairs);
+  const Tensor* factors = checkpoint_.FindTensor(name);
+  std::vector<float> values(frequencies.size());
+  if (factors == nullptr || factors->dims[0] != values.size()) return;
+  in_.Fail(DequantizeRow(factors->type, factors->data, values));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!(values[i] >= 1e-3f && values[i] <= 1e6f)) {
+      in_.Fail(InvalidArgument("tensor ", name, " has ", values[i], ", not 0.001..1e6"));
+    }
+    frequencies[i] /= values[i];
+  }
+}
+
+// The scalings of Llama 3.1 and LongRoPE are stated in numbers by Hugging Face, and in tensors by
+// llama.cpp, which may not name them.
 RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
   constexpr std::string_view kScaling = "rope.scaling.type";
   const Configuration& configuration = checkpoint_.configuration();
   const float base = in_.Float("rope.freq_base", 1, 1e9, 10000.0);
+  const bool long_in_tensors = checkpoint_.FindTensor(kLongFactors) != nullptr;
   const std::string_view scaling = configuration.String(kScaling).value_or("none");
   if (!in_.status().ok()) return {};
   RopeSpec rope{RopeFrequencies(dim, base)};
@@ -180,12 +199,18 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
     // Hugging Face states the whole magnitude, and llama.cpp what it is multiplied by.
     const float stated = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, hf() ? natural : 1.0);
     rope.magnitude = hf() ? stated : static_cast<float>(natural * stated);
-  } else if (scaling == "longrope" || scaling == "su") {
+  } else if (scaling == "longrope" || scaling == "su" || long_in_tensors) {
     const float trained = original(spec_.context_length);
     const bool is_long = static_cast<float>(spec_.context_length) > trained;
-    const std::vector<double> factors =
-        in_.Numbers(is_long ? "rope.scaling.long_factor" : "rope.scaling.short_factor",
-                    rope.frequencies.size(), 1e-3, 1e6);
+    std::vector<double> factors;
+    if (long_in_tensors) {
+      std::vector<float> unused = rope.frequencies;
+      DivideByTensor(kLongFactors, is_long ? rope.frequencies : unused);
+      DivideByTensor(kShortFactors, is_long ? unused : rope.frequencies);
+    } else {
+      factors = in_.Numbers(is_long ? "rope.scaling.long_factor" : "rope.scaling.short_factor",
+                            rope.frequencies.size(), 1e-3, 1e6);
+    }
     for (size_t i = 0; i < factors.size(); ++i) {
       rope.frequencies[i] /= static_cast<float>(factors[i]);
     }
@@ -196,16 +221,7 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
     in_.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", scaling.substr(0, 64),
                            "' is not supported"));
   }
-  const Tensor* factors = checkpoint_.FindTensor(kFactors);
-  std::vector<float> values(rope.frequencies.size());
-  if (factors == nullptr || factors->dims[0] != values.size()) return rope;
-  in_.Fail(DequantizeRow(factors->type, factors->data, values));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!(values[i] >= 1e-3f && values[i] <= 1e6f)) {
-      in_.Fail(InvalidArgument("tensor ", kFactors, " has ", values[i], ", not 0.001..1e6"));
-    }
-    rope.frequencies[i] /= values[i];
-  }
+  if (checkpoint_.FindTensor(kFactors) != nullptr) DivideByTensor(kFactors, rope.frequencies);
   return rope;
 }
 
@@ -238,9 +254,6 @@ void DenseReader::Finish() {
     if (!slides[i]) continue;
     attention.window = window_;
     if (spec_.ropes.size() > 1) attention.rope = 1;
-  }
-  if (checkpoint_.FindTensor(kFactors) != nullptr) {
-    Add(TensorRole::kRopeFactors, std::string(kFactors), std::string(kFactors), Extent::kPairs);
   }
 }
 

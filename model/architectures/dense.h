@@ -120,6 +120,8 @@ class DenseReader {
 
  private:
   RopeSpec ReadScaledRope(uint32_t dim);
+  // The file has such a tensor: a row of the table.
+  void DivideByTensor(std::string_view name, std::vector<float>& frequencies);
   void ReadActivation();
   RowMap PairsMap() const;
   std::string LayerName(std::string_view llama_cpp, std::string_view hugging_face) const;

@@ -6,7 +6,10 @@ namespace flotilla::model {
 extern const Architecture kLlama = {
     "llama", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
       DenseOptions options{.llama_cpp_pairs = Pairs::kNeighbours};
-      if (checkpoint.naming() != Naming::kHuggingFace) options.experts = kMixtralExperts;
+      if (checkpoint.naming() != Naming::kHuggingFace) {
+        options.experts = kMixtralExperts;
+        options.has_window = true;
+      }
       options.normalised = true;
       ReadDense(checkpoint, in, options, spec);
     }};

@@ -33,15 +33,15 @@ inline constexpr const char* kTinyCases[] = {
     "qwen3",           "qwen3_moe",   "smollm3_nope", "stablelm",    "starcoder2"};
 
 // Those whose weights are made: folders of tests/data/made. Each varies one of the others, but
-// qwen2_moe.
+// phi3_longrope and qwen2_moe.
 inline constexpr const char* kMadeCases[] = {
-    "bloom_alibi",     "cohere",      "cohere2",     "falcon_gqa",   "falcon_mqa",
-    "gemma",           "gemma2",      "gemma3_text", "glm4",         "gpt2",
-    "gpt_bigcode_mqa", "gpt_neox",    "gpt_oss",     "gptj",         "granite",
-    "llama",           "llama3_rope", "llama_yarn",  "mistral_swa",  "mixtral",
-    "olmo2",           "opt",         "phi",         "phi3",         "qwen2",
-    "qwen2_moe",       "qwen3",       "qwen3_moe",   "smollm3_nope", "stablelm",
-    "starcoder2"};
+    "bloom_alibi",     "cohere",      "cohere2",     "falcon_gqa",  "falcon_mqa",
+    "gemma",           "gemma2",      "gemma3_text", "glm4",        "gpt2",
+    "gpt_bigcode_mqa", "gpt_neox",    "gpt_oss",     "gptj",        "granite",
+    "llama",           "llama3_rope", "llama_yarn",  "mistral_swa", "mixtral",
+    "olmo2",           "opt",         "phi",         "phi3",        "phi3_longrope",
+    "qwen2",           "qwen2_moe",   "qwen3",       "qwen3_moe",   "smollm3_nope",
+    "stablelm",        "starcoder2"};
 
 // All of them, for ReadTinyCase.
 inline std::vector<std::string> AllTinyCases() {

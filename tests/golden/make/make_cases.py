@@ -40,6 +40,16 @@ OWN = {
         "moe_intermediate_size": 72, "shared_expert_intermediate_size": 80,
         "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
+    # All prompts are longer than the first context, so that the long factors count.
+    "phi3_longrope": ("phi3", {
+        "original_max_position_embeddings": 8,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+            "original_max_position_embeddings": 8,
+            "short_factor": [1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7],
+            "long_factor": [1.1, 1.3, 1.9, 2.7, 4.3, 8.1, 14.7, 25.3],
+        },
+    }),
 }
 # What a case says besides.
 CHANGES = {
