@@ -1,6 +1,6 @@
 // Tiny models with the logits that Hugging Face's transformers computed for them: folders as
-// Hugging Face writes them (tests/data/tiny), some of which have the same weights as a GGUF file,
-// too, and folders whose weights are made of a seed (tests/data/made).
+// Hugging Face writes them (tests/data/tiny), and folders whose weights are made of a seed
+// (tests/data/made).
 #pragma once
 
 #include <cstring>
@@ -57,7 +57,6 @@ inline std::string TinyCaseName(const ::testing::TestParamInfo<std::string>& inf
 
 struct TinyCase {
   std::shared_ptr<const model::Checkpoint> file;
-  std::shared_ptr<const model::Checkpoint> gguf;  // null: there is none
   std::vector<TokenId> ids;
   std::vector<std::size_t> positions;      // where there are logits
   std::vector<std::vector<float>> logits;  // of each of the positions
@@ -80,7 +79,6 @@ inline TinyCase ReadTinyCase(const std::string& path) {
     ADD_FAILURE() << folder << " has no weights";
   }
   auto file = model::OpenCheckpoint(has_file ? folder : made.path());
-  if (auto gguf = model::OpenCheckpoint(folder + "/model.gguf"); gguf.ok()) result.gguf = *gguf;
   std::ifstream array(folder + "/logits.npy", std::ios::binary);
   if (!file.ok() || numbers.is_null() || !array) {
     ADD_FAILURE() << folder << " cannot be read: " << file.status();
