@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
 
+#include <cstring>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -57,21 +59,44 @@ TEST(GgufTwinTest, HasTheConvertersTensors) {
   EXPECT_THAT(unknown, ::testing::ElementsAre("tiny/gptj", "tiny/opt"));
 }
 
-// The case itself has the long factors.
-TEST(GgufTwinTest, ShortFactorsCountInTheFirstContext) {
-  const auto tiny = testing::ReadTinyCase("made/phi3_longrope");
-  const auto manifest = ReadGgufManifest("tests/data/made/phi3_longrope");
-  ASSERT_TRUE(manifest.has_value());
-  const auto bytes =
-      testing::GgufTwin(*tiny.file, *manifest, {{"phi3.context_length", "uint32", "8"}});
-  const auto file = ParseCheckpoint(bytes);
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto spec = LoadSpec(**file);
+// The twin of phi3_longrope, which has the long factors in use.
+class LongRopeTest : public ::testing::Test {
+ protected:
+  std::vector<std::byte> Twin(const std::vector<GgufManifest::Key>& mended = {}) const {
+    return testing::GgufTwin(*tiny_.file, manifest_, mended);
+  }
+
+  const testing::TinyCase tiny_ = testing::ReadTinyCase("made/phi3_longrope");
+  GgufManifest manifest_ = ReadGgufManifest("tests/data/made/phi3_longrope").value();
+};
+
+TEST_F(LongRopeTest, UsesTheShortFactorsInTheFirstContext) {
+  const auto bytes = Twin({{"phi3.context_length", "uint32", "8"}});
+  const auto spec = LoadSpec(**ParseCheckpoint(bytes));
   ASSERT_TRUE(spec.ok()) << spec.status();
   std::vector<float> want = RopeFrequencies(16, 10000);
-  const auto factors = tiny.file->configuration().Numbers("rope.scaling.short_factor");
+  const auto factors = tiny_.file->configuration().Numbers("rope.scaling.short_factor");
   for (size_t i = 0; i < want.size(); ++i) want[i] /= static_cast<float>(factors->at(i));
   EXPECT_EQ(spec->ropes[0].frequencies, want);
+}
+
+TEST_F(LongRopeTest, RefusesAFileThatLacksATensor) {
+  std::erase_if(manifest_.tensors,
+                [](const auto& tensor) { return tensor.name == "rope_factors_short.weight"; });
+  const auto bytes = Twin();
+  EXPECT_THAT(LoadSpec(**ParseCheckpoint(bytes)).status().message(),
+              ::testing::HasSubstr("rope_factors_short.weight is missing"));
+}
+
+TEST_F(LongRopeTest, RefusesAFactorThatIsNoNumber) {
+  for (const char* name : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
+    auto bytes = Twin();
+    const auto file = *ParseCheckpoint(bytes);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(bytes.data() + (file->FindTensor(name)->data.data() - bytes.data()), &nan,
+                sizeof nan);
+    EXPECT_THAT(LoadSpec(*file).status().message(), ::testing::HasSubstr(name));
+  }
 }
 
 }  // namespace

