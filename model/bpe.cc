@@ -79,12 +79,16 @@ void BpeMerges::Encode(std::string_view piece, std::vector<TokenId>& out) const 
     const TokenId id = byte_ids_[static_cast<uint8_t>(c)];
     if (id >= 0) ids.push_back(id);
   }
+  Merge(ids);
+  out.insert(out.end(), ids.begin(), ids.end());
+}
+
+void BpeMerges::Merge(std::vector<TokenId>& ids) const {
   if (ids.size() <= kScanLimit) {
     MergeByScan(ids);
   } else if (!MergeByRank(ids)) {
     MergeByHeap(ids);
   }
-  out.insert(out.end(), ids.begin(), ids.end());
 }
 
 void BpeMerges::MergeByScan(std::vector<TokenId>& ids) const {

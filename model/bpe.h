@@ -35,6 +35,10 @@ class BpeMerges {
   // vanishes, as in the reference tokenizer. O(n log n) for long pieces.
   void Encode(std::string_view piece, std::vector<TokenId>& out) const;
 
+  // The same from symbols other than bytes, which are not negative: `ids` become what they merge
+  // to.
+  void Merge(std::vector<TokenId>& ids) const;
+
  private:
   struct Rule {
     uint32_t rank;

@@ -72,7 +72,16 @@ uint64_t TokenizerHash(const TokenizerBundle& tokenizer) {
   hasher.AddFlag(tokenizer.add_bos);
   hasher.AddFlag(tokenizer.add_eos);
   hasher.AddId(tokenizer.unknown);
-  hasher.AddFlag(tokenizer.add_space_prefix);
+  hasher.AddId(static_cast<TokenId>(tokenizer.space_prefix));
+  hasher.AddStrings(tokenizer.split_patterns);
+  hasher.AddFlag(tokenizer.nfc);
+  hasher.AddFlag(tokenizer.ignores_merges);
+  for (const AddedTokenRule& rule : tokenizer.added_rules) {
+    hasher.AddId(rule.id);
+    for (const bool flag : {rule.strips_left, rule.strips_right, rule.whole_word}) {
+      hasher.AddFlag(flag);
+    }
+  }
   hasher.Add(tokenizer.chat_template.value_or(""));
   return hasher.Finish();
 }

@@ -1,5 +1,6 @@
 #include "model/detokenizer.h"
 
+#include <string_view>
 #include <utility>
 
 #include "model/tokenizer.h"
@@ -11,11 +12,17 @@ std::string IncrementalDetokenizer::Push(TokenId id) {
   std::string out;
   if (tokenizer_->IsSpecial(id)) {
     out = Flush();
-    if (!skip_special_) out += tokenizer_->TokenBytes(id);
-    return out;
+    if (skip_special_) return out;
+    begins_text_ = false;
+    return out += tokenizer_->TokenBytes(id);
+  }
+  std::string_view own = tokenizer_->TokenBytes(id);
+  if (!own.empty() && std::exchange(begins_text_, false) && own[0] == ' ' &&
+      tokenizer_->strips_first_space()) {
+    own.remove_prefix(1);
   }
   std::string bytes = std::exchange(held_, {});
-  bytes += tokenizer_->TokenBytes(id);
+  bytes += own;
   for (size_t at = 0; at < bytes.size();) {
     const Utf8Part part = ReadUtf8(bytes, at);
     if (part.kind == Utf8Part::Kind::kCharacter) {

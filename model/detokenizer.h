@@ -16,9 +16,11 @@ class Tokenizer;
 class IncrementalDetokenizer {
  public:
   // `tokenizer` must outlive this object. With `skip_special`, control tokens give no text. In both
-  // cases they end a character that was still incomplete.
-  explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true)
-      : tokenizer_(tokenizer), skip_special_(skip_special) {}
+  // cases they end a character that was still incomplete. `begins_text`: the tokens are a text by
+  // themselves and not the end of one, so that what Tokenizer::strips_first_space says counts.
+  explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true,
+                                  bool begins_text = false)
+      : tokenizer_(tokenizer), skip_special_(skip_special), begins_text_(begins_text) {}
 
   // Returns the text that became certain with this token. It is always whole characters,
   // with U+FFFD for each maximal part that can no longer become one. Ids outside the
@@ -31,6 +33,7 @@ class IncrementalDetokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  bool begins_text_;  // and nothing has come yet
   std::string held_;  // beginning of a character, 0..3 bytes
 };
 

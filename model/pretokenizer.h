@@ -1,7 +1,8 @@
 // Splits text into the pieces that byte-pair merges never cross.
 //
-// A table, keyed by GGUF's `tokenizer.ggml.pre`, has one regular expression per entry. A
-// Pretokenizer is immutable after creation; any number of threads may split at once.
+// A table, keyed by GGUF's `tokenizer.ggml.pre`, has the regular expressions of each entry; a
+// tokenizer.json brings its own. A Pretokenizer is immutable after creation; any number of threads
+// may split at once.
 #pragma once
 
 #include <memory>
@@ -12,21 +13,24 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/types/tokenizer_bundle.h"
 
 namespace flotilla::model {
 
 class Pretokenizer {
  public:
-  // Unimplemented, listing the known names, if `pre` is not in the table.
-  static absl::StatusOr<Pretokenizer> Create(std::string_view pre);
+  // By the bundle's expressions, or by the table. Unimplemented, listing the known names, if the
+  // name is not in the table; or naming what an expression has that is not known to mean the same
+  // here. InvalidArgument if an expression is none.
+  static absl::StatusOr<Pretokenizer> Create(const TokenizerBundle& bundle);
 
   Pretokenizer(Pretokenizer&&);
   Pretokenizer& operator=(Pretokenizer&&);
   ~Pretokenizer();
 
   // Calls `piece` with consecutive parts of `text`, which must be valid UTF-8, until it
-  // returns false. Does not look at the text after that part. ResourceExhausted if the
-  // expression runs into its match limit.
+  // returns false. Does not look at the text after that part, but for expressions that come first.
+  // ResourceExhausted if an expression runs into its match limit.
   absl::Status Split(std::string_view text, absl::FunctionRef<bool(std::string_view)> piece) const;
 
   // Returns the text as the model's tokenizer wants it before splitting, which is NFC for
@@ -49,10 +53,14 @@ class Pretokenizer {
   struct Regex;
   static const Row kRows[];
 
-  Pretokenizer(const Row* row, std::unique_ptr<const Regex> regex);
+  Pretokenizer();
 
-  const Row* row_;
-  std::unique_ptr<const Regex> regex_;
+  // Splits by the expressions from number `stage` on. False: `piece` wants no more.
+  absl::StatusOr<bool> SplitBy(size_t stage, std::string_view text,
+                               absl::FunctionRef<bool(std::string_view)> piece) const;
+
+  std::vector<std::unique_ptr<const Regex>> stages_;
+  bool ignores_merges_ = false, adds_bos_ = false, nfc_ = false;
 };
 
 }  // namespace flotilla::model

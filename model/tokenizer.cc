@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <optional>
+#include <system_error>
 #include <utility>
 
+#include "model/characters.h"
 #include "model/detokenizer.h"
 #include "model/utf8.h"
 
@@ -45,6 +49,24 @@ bool AppendByteLevel(std::string_view text, Bytes& out) {
   return true;
 }
 
+constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // as CharacterBpe reads it
+
+// The byte that a token like <0x0A> stands for.
+std::optional<uint8_t> ByteOf(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
+  unsigned value = 0;
+  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, value, 16);
+  if (error != std::errc() || end != token.data() + 5) return std::nullopt;
+  return static_cast<uint8_t>(value);
+}
+
+// The last character before `at`, which is not 0; the text is UTF-8.
+uint32_t CharacterBefore(std::string_view text, size_t at) {
+  do --at;
+  while ((static_cast<uint8_t>(text[at]) & 0xc0) == 0x80);
+  return ReadUtf8(text, at).code_point;
+}
+
 absl::Status TooMany(size_t max_tokens) {
   return absl::OutOfRangeError(Cat("the text has more than ", max_tokens, " tokens"));
 }
@@ -57,20 +79,38 @@ struct Tokenizer::Run {
 };
 
 absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
-  if (bundle.kind != "gpt2") {
+  const bool characters = bundle.kind == "llama";
+  if (bundle.kind != "gpt2" && !characters) {
     return Unimplemented("tokenizer model '", bundle.kind.substr(0, 64),
-                         "' is not supported; supported: gpt2");
+                         "' is not supported; supported: gpt2, llama");
   }
-  auto pretokenizer =
-      Pretokenizer::Create(bundle.pretokenizer.empty() ? "default" : bundle.pretokenizer);
-  if (!pretokenizer.ok()) return pretokenizer.status();
-  Tokenizer tokenizer(*std::move(pretokenizer));
+  Tokenizer tokenizer;
+  if (!characters) {
+    auto pretokenizer = Pretokenizer::Create(bundle);
+    if (!pretokenizer.ok()) return pretokenizer.status();
+    tokenizer.pretokenizer_ = *std::move(pretokenizer);
+  }
   absl::Status status = tokenizer.ReadTokens(bundle);
-  if (status.ok()) status = tokenizer.ReadMerges(bundle);
+  if (status.ok()) {
+    status = characters ? tokenizer.MakeCharacterBpe(bundle) : tokenizer.ReadMerges(bundle);
+  }
   if (!status.ok()) return status;
   tokenizer.ReadSpecials(bundle);
-  tokenizer.MarkWholePieces();
+  if (!characters) tokenizer.MarkWholePieces();
   return tokenizer;
+}
+
+bool Tokenizer::AppendBytes(std::string_view token, TokenKind kind) {
+  if (!pretokenizer_.has_value()) {
+    const bool plain = kind == Kind::kNormal || kind == Kind::kUserDefined || kind == Kind::kUnused;
+    const std::string text = plain ? WithSpaces(token) : std::string(token);
+    bytes_.insert(bytes_.end(), text.begin(), text.end());
+    // Spaces are no part of added tokens: a token that has some is one of many characters.
+    return kind == Kind::kNormal || (kind == Kind::kUserDefined && text != token);
+  }
+  if (kind == Kind::kNormal && AppendByteLevel(token, bytes_)) return true;
+  bytes_.insert(bytes_.end(), token.begin(), token.end());
+  return false;
 }
 
 absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
@@ -91,21 +131,25 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
   for (size_t i = 0; i < count; ++i) {
     const std::string_view token = bundle.tokens[i];
     const Kind kind = bundle.kinds[i];
-    if (kind == Kind::kByte) {
-      return InvalidArgument("tokenizer: token ", i,
-                             " stands for a byte, which gpt2 does not have");
+    const std::optional<uint8_t> byte = ByteOf(token);
+    if (kind == Kind::kByte && (pretokenizer_.has_value() || !byte.has_value())) {
+      return InvalidArgument(
+          "tokenizer: token ", i, " stands for a byte, which ",
+          pretokenizer_.has_value() ? "gpt2 does not have" : "is not written as <0xHH>");
     }
     kinds_.push_back(kind);
-    const bool byte_level = kind == Kind::kNormal && AppendByteLevel(token, bytes_);
-    if (!byte_level) bytes_.insert(bytes_.end(), token.begin(), token.end());
-    offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
     const auto id = static_cast<TokenId>(i);
+    const bool merged = kind != Kind::kByte && AppendBytes(token, kind);
+    if (kind == Kind::kByte) bytes_.push_back(static_cast<char>(*byte));
+    offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
     const std::string_view bytes = TokenBytes(id);
     if (bytes.empty()) continue;
     if (kind != Kind::kUnused) bound_.AddToken(bytes);
-    if (byte_level) {
+    if (kind == Kind::kByte) {
+      byte_tokens_[*byte] = id;
+    } else if (merged) {
       by_bytes_.emplace(bytes, id);
-      if (bytes.size() == 1) {
+      if (bytes.size() == 1 && pretokenizer_.has_value()) {
         merges_.SetByteToken(static_cast<uint8_t>(bytes[0]), id);
         bound_.AddByte(static_cast<uint8_t>(bytes[0]));
       }
@@ -117,6 +161,37 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
   }
   std::ranges::sort(added_sizes_, std::greater<>());
   added_sizes_.erase(std::unique(added_sizes_.begin(), added_sizes_.end()), added_sizes_.end());
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::MakeCharacterBpe(const TokenizerBundle& bundle) {
+  if (!bundle.scores.empty() && bundle.scores.size() != kinds_.size()) {
+    return InvalidArgument("tokenizer: ", kinds_.size(), " tokens and ", bundle.scores.size(),
+                           " scores");
+  }
+  if (std::ranges::any_of(bundle.scores, [](float score) { return std::isnan(score); })) {
+    return InvalidArgument("tokenizer: a score is not a number");
+  }
+  CharacterBpe::Vocabulary vocabulary{.texts = std::vector<std::string_view>(kinds_.size()),
+                                      .bytes = byte_tokens_,
+                                      .unknown = bundle.unknown,
+                                      .merges = bundle.merges,
+                                      .scores = bundle.scores};
+  for (const auto& [bytes, id] : by_bytes_) vocabulary.texts[static_cast<size_t>(id)] = bytes;
+  auto characters = CharacterBpe::Create(vocabulary);
+  if (!characters.ok()) return characters.status();
+  characters_ = *std::move(characters);
+  space_prefix_ = bundle.space_prefix;
+  // Each byte costs a part of a token, if there are tokens for all of them. The mark of a space has
+  // three bytes, which count as nothing.
+  if (std::ranges::all_of(byte_tokens_, [](TokenId id) { return id >= 0; })) {
+    constexpr uint8_t kMark[] = {0xe2, 0x96, 0x81};
+    for (int byte = 0; byte < 256; ++byte) {
+      if (std::ranges::find(kMark, byte) == std::end(kMark)) {
+        bound_.AddByte(static_cast<uint8_t>(byte));
+      }
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -152,15 +227,17 @@ absl::Status Tokenizer::ReadMerges(const TokenizerBundle& bundle) {
 void Tokenizer::ReadSpecials(const TokenizerBundle& bundle) {
   bos_id_ = bundle.bos;
   eos_id_ = bundle.eos;
-  add_bos_ = bundle.add_bos.value_or(pretokenizer_.adds_bos_by_default()) && bos_id_ >= 0;
+  const bool adds_bos = characters_.has_value() || pretokenizer_->adds_bos_by_default();
+  add_bos_ = bundle.add_bos.value_or(adds_bos) && bos_id_ >= 0;
   add_eos_ = bundle.add_eos.value_or(false) && eos_id_ >= 0;
+  for (const AddedTokenRule& rule : bundle.added_rules) added_rules_.emplace(rule.id, rule);
 }
 
 // Finds the tokens that a piece with the same text becomes. The look-up of a whole piece is right
 // only for tokens that merging produces, and a vocabulary may have others.
 void Tokenizer::MarkWholePieces() {
-  whole_.assign(vocab_size(), pretokenizer_.ignores_merges());
-  if (pretokenizer_.ignores_merges()) return;
+  whole_.assign(vocab_size(), pretokenizer_->ignores_merges());
+  if (pretokenizer_->ignores_merges()) return;
   std::vector<TokenId> ids;
   for (const auto& [bytes, id] : by_bytes_) {
     ids.clear();
@@ -184,17 +261,40 @@ TokenId Tokenizer::FindSpecial(std::string_view text) const {
   return it != added_.end() && IsSpecial(it->second) ? it->second : -1;
 }
 
-Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at,
+Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at, size_t run_end,
                                          bool special_allowed) const {
-  if (!added_first_[static_cast<uint8_t>(text[at])]) return {0, -1};
+  constexpr Added kNone{-1, 0, 0};
+  if (!added_first_[static_cast<uint8_t>(text[at])]) return kNone;
   for (const size_t size : added_sizes_) {
-    if (size > text.size() - at) continue;
+    if (size > run_end - at) continue;
     const auto it = added_.find(text.substr(at, size));
-    if (it != added_.end() && (special_allowed || !IsSpecial(it->second))) {
-      return {size, it->second};
-    }
+    if (it == added_.end() || (IsSpecial(it->second) && !special_allowed)) continue;
+    if (const Added added = WithRule(it->second, text, at, size); added.id >= 0) return added;
   }
-  return {0, -1};
+  return kNone;
+}
+
+Tokenizer::Added Tokenizer::WithRule(TokenId id, std::string_view text, size_t at,
+                                     size_t size) const {
+  Added added{id, at, at + size};
+  const auto rule = added_rules_.find(id);
+  if (rule == added_rules_.end()) return added;
+  if (rule->second.whole_word &&
+      ((at > 0 && IsWordCharacter(CharacterBefore(text, at))) ||
+       (added.end < text.size() && IsWordCharacter(ReadUtf8(text, added.end).code_point)))) {
+    return {-1, 0, 0};
+  }
+  while (rule->second.strips_left && added.begin > 0 &&
+         IsWhiteSpace(CharacterBefore(text, added.begin))) {
+    --added.begin;
+    while ((static_cast<uint8_t>(text[added.begin]) & 0xc0) == 0x80) --added.begin;
+  }
+  while (rule->second.strips_right && added.end < text.size()) {
+    const Utf8Part part = ReadUtf8(text, added.end);
+    if (!IsWhiteSpace(part.code_point)) break;
+    added.end += part.bytes;
+  }
+  return added;
 }
 
 // Normalises in parts, so that a text that is too long is not normalised as a whole.
@@ -205,8 +305,9 @@ absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
   // one pass more.
   size_t judged = kPartBytes;
   for (size_t at = 0; at < text.size();) {
-    const size_t end = pretokenizer_.NormalizationCut(text, std::min(at + kPartBytes, text.size()));
-    out += pretokenizer_.Normalize(text.substr(at, end - at));
+    const size_t end =
+        pretokenizer_->NormalizationCut(text, std::min(at + kPartBytes, text.size()));
+    out += pretokenizer_->Normalize(text.substr(at, end - at));
     at = end;
     if (out.size() < judged || at == text.size()) continue;
     if (bound_.Exceeds(out, max_tokens)) return TooMany(max_tokens);
@@ -215,16 +316,29 @@ absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::EncodePlain(std::string_view text, size_t max_tokens,
+absl::Status Tokenizer::EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
+                                         std::vector<TokenId>& out) const {
+  if (bound_.Exceeds(text, max_tokens - out.size())) return TooMany(max_tokens);
+  bool after_space = space_prefix_ != SpacePrefix::kNone;
+  if (space_prefix_ != SpacePrefix::kParts) {
+    after_space = after_space && WithSpaces(text.substr(0, kSpaceMark.size()))[0] != ' ';
+  }
+  if (space_prefix_ == SpacePrefix::kTextWithout) after_space = after_space && first;
+  characters_->Encode(text, after_space, out);
+  return out.size() <= max_tokens ? absl::OkStatus() : TooMany(max_tokens);
+}
+
+absl::Status Tokenizer::EncodePlain(std::string_view text, bool first, size_t max_tokens,
                                     std::vector<TokenId>& out) const {
+  if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, out);
   std::string normalized;
-  if (pretokenizer_.normalizes()) {
+  if (pretokenizer_->normalizes()) {
     const absl::Status status = Normalize(text, max_tokens - out.size(), normalized);
     if (!status.ok()) return TooMany(max_tokens);
     text = normalized;
   }
   bool fits = true;
-  const absl::Status split = pretokenizer_.Split(text, [&](std::string_view piece) {
+  const absl::Status split = pretokenizer_->Split(text, [&](std::string_view piece) {
     const auto it = by_bytes_.find(piece);
     if (it != by_bytes_.end() && whole_[it->second]) {
       out.push_back(it->second);
@@ -243,8 +357,9 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
                                                            std::span<const Run> runs,
                                                            const EncodeOptions& options) const {
   const size_t max_tokens = options.max_tokens;
-  const bool too_long = pretokenizer_.normalizes() ? bound_.NormalizedExceeds(text, max_tokens)
-                                                   : bound_.Exceeds(text, max_tokens);
+  const bool normalizes = pretokenizer_.has_value() && pretokenizer_->normalizes();
+  const bool too_long =
+      normalizes ? bound_.NormalizedExceeds(text, max_tokens) : bound_.Exceeds(text, max_tokens);
   if (too_long) return TooMany(max_tokens);
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
     return InvalidArgument("the text is not UTF-8 at byte ", bad);
@@ -255,21 +370,20 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
   size_t at = 0;
   const auto flush_plain = [&](size_t end) -> absl::Status {
     if (ids.size() > max_tokens) return TooMany(max_tokens);
-    if (end == plain_begin) return absl::OkStatus();
-    return EncodePlain(text.substr(plain_begin, end - plain_begin), max_tokens, ids);
+    if (end <= plain_begin) return absl::OkStatus();
+    return EncodePlain(text.substr(plain_begin, end - plain_begin), plain_begin == 0, max_tokens,
+                       ids);
   };
   for (const Run& run : runs) {
-    const std::string_view visible = text.substr(0, run.end);
     while (at < run.end) {
-      const Added added = AddedTokenAt(visible, at, run.special_allowed);
+      const Added added = AddedTokenAt(text, at, run.end, run.special_allowed);
       if (added.id < 0) {
         ++at;
         continue;
       }
-      if (absl::Status status = flush_plain(at); !status.ok()) return status;
+      if (absl::Status status = flush_plain(added.begin); !status.ok()) return status;
       ids.push_back(added.id);
-      at += added.bytes;
-      plain_begin = at;
+      plain_begin = at = added.end;
     }
   }
   if (absl::Status status = flush_plain(text.size()); !status.ok()) return status;
@@ -299,7 +413,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodePieces(std::span<const Tex
 }
 
 std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) const {
-  IncrementalDetokenizer detokenizer(this, skip_special);
+  IncrementalDetokenizer detokenizer(this, skip_special, /*begins_text=*/true);
   std::string text;
   for (const TokenId id : ids) text += detokenizer.Push(id);
   return text + detokenizer.Flush();

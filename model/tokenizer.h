@@ -1,4 +1,5 @@
-// Turns text into token ids and back, for byte-level BPE vocabularies.
+// Turns text into token ids and back, for vocabularies of byte-level BPE ("gpt2") and of
+// SentencePiece's BPE of characters ("llama").
 //
 // A Tokenizer copies what it needs out of the bundle and is immutable. Any number of
 // threads may use it at once. It belongs to the router; others use only the bytes of its
@@ -6,8 +7,10 @@
 // whether special tokens count in them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +22,7 @@
 #include "common/types/text.h"
 #include "common/types/tokenizer_bundle.h"
 #include "model/bpe.h"
+#include "model/character_bpe.h"
 #include "model/pretokenizer.h"
 #include "model/text_piece.h"
 #include "model/token_bound.h"
@@ -40,8 +44,8 @@ struct EncodeOptions {
 
 class Tokenizer {
  public:
-  // Unimplemented for kinds other than `gpt2` and unknown pre-tokenizers, listing the known
-  // ones; InvalidArgument for a vocabulary that contradicts itself.
+  // Unimplemented for other kinds and unknown pre-tokenizers, listing the known ones;
+  // InvalidArgument for a vocabulary that contradicts itself.
   static absl::StatusOr<Tokenizer> Create(const TokenizerBundle& bundle);
 
   // Returns the token ids of `text`. InvalidArgument, naming the byte offset, if it is not
@@ -73,30 +77,49 @@ class Tokenizer {
   TokenId bos_id() const { return bos_id_; }  // -1: none
   TokenId eos_id() const { return eos_id_; }  // -1: none
 
+  // Whether a text that is decoded loses a space at its beginning, because texts get one there when
+  // they are encoded.
+  bool strips_first_space() const { return space_prefix_ != SpacePrefix::kNone; }
+
   // The text of `ids`, with U+FFFD for every maximal part that is not UTF-8.
   std::string Decode(std::span<const TokenId> ids, bool skip_special = true) const;
 
  private:
   using Kind = TokenKind;
+  static std::array<TokenId, 256> NoBytes() {
+    std::array<TokenId, 256> none;
+    none.fill(-1);
+    return none;
+  }
   struct Run;  // consecutive pieces with equal special_allowed
 
-  explicit Tokenizer(Pretokenizer pretokenizer) : pretokenizer_(std::move(pretokenizer)) {}
+  Tokenizer() = default;
 
   absl::Status ReadTokens(const TokenizerBundle& bundle);
+  // Puts the bytes that a token stands for into bytes_. Returns whether text becomes it by merging.
+  bool AppendBytes(std::string_view token, TokenKind kind);
+  absl::Status MakeCharacterBpe(const TokenizerBundle& bundle);
   absl::Status ReadMerges(const TokenizerBundle& bundle);
   void ReadSpecials(const TokenizerBundle& bundle);
   void MarkWholePieces();
 
-  // Length and id of the longest added token that begins at `at`; id -1 if there is none.
+  // The longest added token that begins at `at`; id -1 if there is none. It takes the text
+  // [begin, end), which may have white space around it.
   struct Added {
-    size_t bytes;
     TokenId id;
+    size_t begin, end;
   };
-  Added AddedTokenAt(std::string_view text, size_t at, bool special_allowed) const;
+  Added AddedTokenAt(std::string_view text, size_t at, size_t run_end, bool special_allowed) const;
+  // Applies the rule of a token of `size` bytes at `at` of the whole text. Id -1: it does not count
+  // there.
+  Added WithRule(TokenId id, std::string_view text, size_t at, size_t size) const;
 
   // Both return OutOfRange when `out` would have more than `max_tokens`.
-  absl::Status EncodePlain(std::string_view text, size_t max_tokens,
+  // `first`: nothing comes before the text.
+  absl::Status EncodePlain(std::string_view text, bool first, size_t max_tokens,
                            std::vector<TokenId>& out) const;
+  absl::Status EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
+                                std::vector<TokenId>& out) const;
   absl::Status Normalize(std::string_view text, size_t max_tokens, std::string& out) const;
   absl::StatusOr<std::vector<TokenId>> EncodeRuns(std::string_view text, std::span<const Run> runs,
                                                   const EncodeOptions& options) const;
@@ -104,12 +127,18 @@ class Tokenizer {
   template <typename Value>
   using TextMap = absl::flat_hash_map<std::string_view, Value, TextHash, TextEqual>;
 
-  Pretokenizer pretokenizer_;
+  // Of byte-level BPE.
+  std::optional<Pretokenizer> pretokenizer_;
   BpeMerges merges_;
+  // Of the BPE of characters.
+  std::optional<CharacterBpe> characters_;
+  SpacePrefix space_prefix_ = SpacePrefix::kNone;
+  absl::flat_hash_map<TokenId, AddedTokenRule> added_rules_;
   TokenBound bound_;
-  std::vector<char> bytes_;          // of all tokens, one after the other
-  std::vector<uint32_t> offsets_;    // [vocab + 1] into bytes_
-  std::vector<Kind> kinds_;          // [vocab]
+  std::vector<char> bytes_;                           // of all tokens, one after the other
+  std::vector<uint32_t> offsets_;                     // [vocab + 1] into bytes_
+  std::vector<Kind> kinds_;                           // [vocab]
+  std::array<TokenId, 256> byte_tokens_ = NoBytes();  // -1: no token stands for the byte
   std::vector<bool> whole_;          // [vocab] a piece with this token's text is this token
   TextMap<TokenId> by_bytes_;        // normal tokens
   TextMap<TokenId> added_;           // control and user-defined tokens

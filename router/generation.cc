@@ -28,8 +28,10 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       listener_(listener),
       request_(std::move(request)) {
   choices_.reserve(request_.sequences);
+  // A message of a chat is a text by itself; a completion goes on with the prompt.
+  const bool begins_text = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
   for (std::uint32_t i = 0; i < request_.sequences; ++i) {
-    choices_.emplace_back(environment_.tokenizer, stop_strings_).delta.choice = i;
+    choices_.emplace_back(environment_.tokenizer, begins_text, stop_strings_).delta.choice = i;
   }
   io_loop_->Add(identity_.id, this);
   environment_.metrics->OnStarted();

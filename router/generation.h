@@ -74,8 +74,9 @@ class GenerationImpl final : public Generation {
   // One sequence: a choice of the answer, or a candidate for one if fewer choices than
   // sequences come back.
   struct Choice {
-    Choice(const model::Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
-        : detokenizer(tokenizer), stops(stop_strings) {}
+    Choice(const model::Tokenizer* tokenizer, bool begins_text,
+           const std::vector<std::string>& stop_strings)
+        : detokenizer(tokenizer, /*skip_special=*/true, begins_text), stops(stop_strings) {}
     model::IncrementalDetokenizer detokenizer;
     StopMatcher stops;
     Delta delta;  // not yet handed out

@@ -95,7 +95,10 @@ class TokenizerReader {
     bundle.unknown = Id("unknown", count);
     bundle.add_bos = Flag("tokenizer.ggml.add_bos_token");
     bundle.add_eos = Flag("tokenizer.ggml.add_eos_token");
-    bundle.add_space_prefix = Flag("tokenizer.ggml.add_space_prefix");
+    if (bundle.kind == "llama") {
+      const bool prefix = Flag("tokenizer.ggml.add_space_prefix").value_or(true);
+      bundle.space_prefix = prefix ? SpacePrefix::kParts : SpacePrefix::kNone;
+    }
     if (Has("tokenizer.chat_template")) {
       bundle.chat_template = Value(file_.GetString("tokenizer.chat_template"));
     }

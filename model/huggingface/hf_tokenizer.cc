@@ -85,6 +85,67 @@ constexpr Known kKnown[] = {
     {"Qwen 2 + ByteLevel of pieces", "qwen2", true},
 };
 
+// The parts of a sequence, or the part itself; null has none. A sequence in a sequence counts as
+// one part.
+std::vector<const Json*> PartsOf(const Json& part, const char* list) {
+  std::vector<const Json*> parts;
+  if (part.is_null()) return parts;
+  if (TypeOf(part) != "Sequence") return {&part};
+  const Json& all = At(part, list);
+  for (size_t i = 0; all.is_array() && i < all.size(); ++i) parts.push_back(&all[i]);
+  return parts;
+}
+
+constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
+
+// What a part of BPE with a mark for spaces says, in one line.
+std::string DescribeStep(const Json& part) {
+  const std::string_view type = TypeOf(part);
+  const auto shown = [](std::string_view text) {
+    return text == kSpaceMark ? std::string_view("_") : text;
+  };
+  const Json& pattern = At(part, "pattern");
+  if (type == "Replace") {
+    return Cat("Replace '", shown(Text(At(pattern, "String"))), "' by '",
+               shown(Text(At(part, "content"))), "'");
+  }
+  if (type == "Prepend") return Cat("Prepend '", shown(Text(At(part, "prepend"))), "'");
+  if (type == "Split") {
+    return Cat("Split by '", shown(Text(At(pattern, "String"))), "', ", Text(At(part, "behavior")));
+  }
+  if (type == "Strip" && Text(At(part, "content")) == " " && At(part, "start") == 1 &&
+      At(part, "stop") == 0) {
+    return "Strip a space";
+  }
+  return std::string(type);
+}
+
+template <class Describer>
+std::string DescribeAll(const std::vector<const Json*>& parts, const Describer& describe) {
+  std::string all;
+  for (const Json* part : parts) all += Cat(all.empty() ? "" : " + ", describe(*part));
+  return all;
+}
+
+// The regular expression of a part that splits text, where its matches are pieces by themselves;
+// empty: it is another part.
+std::string PatternOf(const Json& part) {
+  constexpr std::string_view kGpt2 =
+      R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+  const std::string_view type = TypeOf(part), behavior = Text(At(part, "behavior"));
+  if (type == "ByteLevel" && !Flag(part, "add_prefix_space", true)) {
+    return std::string(Flag(part, "use_regex", true) ? kGpt2 : "(?s).+");
+  }
+  if (type == "Digits") return Flag(part, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)";
+  if (type == "Punctuation" && (behavior == "Isolated" || behavior == "Contiguous")) {
+    return Cat(R"([!-/:-@\[-`{-~\p{P}])", behavior == "Isolated" ? "" : "+");
+  }
+  if (type == "Split" && behavior == "Isolated" && !Flag(part, "invert", false)) {
+    return std::string(Text(At(At(part, "pattern"), "Regex")));
+  }
+  return "";
+}
+
 // Reads the files. The first failure sticks.
 class Reader {
  public:
@@ -92,10 +153,16 @@ class Reader {
       : files_(files), model_(At(files.tokenizer, "model")) {}
 
   absl::StatusOr<TokenizerBundle> Read() && {
-    bundle_.kind = "gpt2";
+    byte_level_ = TypeOf(At(files_.tokenizer, "decoder")) == "ByteLevel";
+    bundle_.kind = byte_level_ ? "gpt2" : "llama";
     CheckModel();
-    ReadSplitting();
+    if (byte_level_) {
+      ReadSplitting();
+    } else {
+      ReadSpaces();
+    }
     ReadTokens();
+    if (!byte_level_) CheckSpaces();
     ReadMerges();
     ReadSpecials();
     ReadTemplate();
@@ -120,23 +187,78 @@ class Reader {
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!Text(At(model_, name)).empty()) Unknown(name, Quote(Text(At(model_, name))));
     }
-    if (Flag(model_, "byte_fallback", false)) Unknown("byte_fallback", "true");
-    if (TypeOf(At(files_.tokenizer, "decoder")) != "ByteLevel") {
-      Unknown("the decoder", Quote(TypeOf(At(files_.tokenizer, "decoder"))));
-    }
+    const bool falls_back = Flag(model_, "byte_fallback", false);
+    if (byte_level_ && falls_back) Unknown("byte_fallback", "true");
+    if (byte_level_) return;
+    if (!falls_back && !Flag(model_, "fuse_unk", false)) Unknown("fuse_unk", "false");
+    if (Flag(model_, "ignore_merges", false)) Unknown("ignore_merges", "true");
   }
 
   void ReadSplitting() {
-    const std::string parts = Describe(At(files_.tokenizer, "pre_tokenizer"));
+    const Json& part = At(files_.tokenizer, "pre_tokenizer");
+    const Json& normalizer = At(files_.tokenizer, "normalizer");
+    const std::string normalizers = DescribeAll(PartsOf(normalizer, "normalizers"), TypeOf);
+    const bool nfc = normalizers == "NFC";
+    if (!nfc && !normalizers.empty()) return Unknown("the normalizer", Quote(normalizers));
+    const bool ignores_merges = Flag(model_, "ignore_merges", false);
+    const std::string parts = Describe(part);
     const auto known = std::ranges::find(kKnown, parts, &Known::parts);
-    if (known == std::end(kKnown)) return Unknown("the pre-tokenizer", parts);
-    const std::string_view normalizer = TypeOf(At(files_.tokenizer, "normalizer"));
-    if (normalizer != (known->nfc ? "NFC" : ""))
-      return Unknown("the normalizer", Quote(normalizer));
-    if (Flag(model_, "ignore_merges", false) != known->ignores_merges) {
-      return Unknown("ignore_merges", known->ignores_merges ? "false" : "true");
+    if (known != std::end(kKnown) && known->nfc == nfc && known->ignores_merges == ignores_merges) {
+      bundle_.pretokenizer = known->name;
+      return;
     }
-    bundle_.pretokenizer = known->name;
+    bundle_.nfc = nfc;
+    bundle_.ignores_merges = ignores_merges;
+    bool to_bytes = false;
+    for (const Json* each : PartsOf(part, "pretokenizers")) {
+      to_bytes = to_bytes || TypeOf(*each) == "ByteLevel";
+      bundle_.split_patterns.push_back(PatternOf(*each));
+      if (bundle_.split_patterns.back().empty()) return Unknown("the pre-tokenizer", parts);
+    }
+    if (!to_bytes) Unknown("the pre-tokenizer", parts);
+  }
+
+  // How spaces become the mark and back.
+  void ReadSpaces() {
+    const std::string before =
+        DescribeAll(PartsOf(At(files_.tokenizer, "normalizer"), "normalizers"), DescribeStep);
+    const Json& splitter = At(files_.tokenizer, "pre_tokenizer");
+    const std::string split = DescribeAll(PartsOf(splitter, "pretokenizers"), DescribeStep);
+    const std::string after =
+        DescribeAll(PartsOf(At(files_.tokenizer, "decoder"), "decoders"), DescribeStep);
+    const bool metaspace = split == "Metaspace";
+    if (metaspace && before.empty()) {
+      if (Text(At(splitter, "replacement")) != kSpaceMark) return Unknown("the mark of", "spaces");
+      const std::string_view scheme = Text(At(splitter, "prepend_scheme"));
+      const bool old = Flag(splitter, "add_prefix_space", true);
+      bundle_.space_prefix = scheme == "never" || (scheme.empty() && !old) ? SpacePrefix::kNone
+                             : scheme == "first" ? SpacePrefix::kTextWithout
+                                                 : SpacePrefix::kPartsWithout;
+      each_space_splits_ = Flag(splitter, "split", true);
+    } else if (before == "Prepend '_' + Replace ' ' by '_'" && split.empty()) {
+      bundle_.space_prefix = SpacePrefix::kParts;
+    } else if (before == "Replace ' ' by '_'" &&
+               (split.empty() || split == "Split by ' ', MergedWithPrevious")) {
+      bundle_.space_prefix = SpacePrefix::kNone;
+    } else {
+      return Unknown("the normalizer",
+                     Cat(Quote(before), " with the pre-tokenizer ", Quote(split)));
+    }
+    const bool strips = bundle_.space_prefix != SpacePrefix::kNone;
+    std::string expected = "Replace '_' by ' ' + ByteFallback + Fuse";
+    if (strips) expected += " + Strip a space";
+    if (after != expected && after != "Metaspace") Unknown("the decoder", Quote(after));
+  }
+
+  // Where each space begins a piece, no token may have one behind its beginning.
+  void CheckSpaces() {
+    for (size_t id = 0; each_space_splits_ && ok() && id < bundle_.tokens.size(); ++id) {
+      if (bundle_.kinds[id] == TokenKind::kNormal &&
+          bundle_.tokens[id].find(kSpaceMark, 1) != std::string::npos) {
+        Unknown("a pre-tokenizer that splits at each space, with the token",
+                Quote(bundle_.tokens[id]));
+      }
+    }
   }
 
   void Put(std::string_view text, const Json& id, TokenKind kind) {
@@ -168,14 +290,27 @@ class Reader {
     bundle_.tokens.assign(count, {});
     bundle_.kinds.assign(count, TokenKind::kNormal);
     placed_.assign(count, false);
-    for (const auto& [text, id] : vocabulary.items()) Put(text, id, TokenKind::kNormal);
+    const bool falls_back = !byte_level_ && Flag(model_, "byte_fallback", false);
+    for (const auto& [text, id] : vocabulary.items()) {
+      const bool byte = falls_back && text.size() == 6 && text.starts_with("<0x") && text[5] == '>';
+      Put(text, id, byte ? TokenKind::kByte : TokenKind::kNormal);
+    }
+    if (const std::string_view unknown = Text(At(model_, "unk_token")); !byte_level_ && ok()) {
+      const auto found = vocabulary.find(std::string(unknown));
+      if (found != vocabulary.end() && found->is_number_unsigned()) {
+        bundle_.unknown = static_cast<TokenId>(found->get<uint64_t>());
+      }
+    }
     if (added.is_array()) {
       for (const Json& token : added) {
-        for (const char* name : {"lstrip", "rstrip", "single_word"}) {
-          if (Flag(token, name, false)) Unknown(Cat("an added token with ", name), "true");
-        }
         Put(Text(At(token, "content")), At(token, "id"),
             Flag(token, "special", false) ? TokenKind::kControl : TokenKind::kUserDefined);
+        if (!ok()) return;
+        const AddedTokenRule rule{.id = static_cast<TokenId>(At(token, "id").get<uint64_t>()),
+                                  .strips_left = Flag(token, "lstrip", false),
+                                  .strips_right = Flag(token, "rstrip", false),
+                                  .whole_word = Flag(token, "single_word", false)};
+        if (rule != AddedTokenRule{.id = rule.id}) bundle_.added_rules.push_back(rule);
       }
     }
     for (size_t id = 0; id < count; ++id) {
@@ -266,6 +401,8 @@ class Reader {
   const HfTokenizerFiles& files_;
   const Json& model_;
   TokenizerBundle bundle_;
+  bool byte_level_ = true;
+  bool each_space_splits_ = false;
   std::vector<bool> placed_;
   absl::Status status_;
 };

@@ -53,8 +53,17 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
   if (tokenizer.unknown >= 0) proto.set_unknown_id(tokenizer.unknown);
   if (tokenizer.add_bos.has_value()) proto.set_add_bos(*tokenizer.add_bos);
   if (tokenizer.add_eos.has_value()) proto.set_add_eos(*tokenizer.add_eos);
-  if (tokenizer.add_space_prefix.has_value()) {
-    proto.set_add_space_prefix(*tokenizer.add_space_prefix);
+  proto.mutable_split_patterns()->Assign(tokenizer.split_patterns.begin(),
+                                         tokenizer.split_patterns.end());
+  proto.set_nfc(tokenizer.nfc);
+  proto.set_ignores_merges(tokenizer.ignores_merges);
+  proto.set_space_prefix(static_cast<std::uint32_t>(tokenizer.space_prefix));
+  for (const AddedTokenRule& rule : tokenizer.added_rules) {
+    v1::AddedTokenRule* to = proto.add_added_rules();
+    to->set_id(static_cast<std::uint32_t>(rule.id));
+    to->set_strips_left(rule.strips_left);
+    to->set_strips_right(rule.strips_right);
+    to->set_whole_word(rule.whole_word);
   }
   if (tokenizer.chat_template.has_value()) proto.set_chat_template(*tokenizer.chat_template);
   return proto.SerializeAsString();
@@ -88,7 +97,20 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
   tokenizer.eot = id("eot_id", proto.has_eot_id(), proto.eot_id());
   tokenizer.eom = id("eom_id", proto.has_eom_id(), proto.eom_id());
   tokenizer.unknown = id("unknown_id", proto.has_unknown_id(), proto.unknown_id());
+  for (const v1::AddedTokenRule& rule : proto.added_rules()) {
+    tokenizer.added_rules.push_back({.id = id("added_rules", true, rule.id()),
+                                     .strips_left = rule.strips_left(),
+                                     .strips_right = rule.strips_right(),
+                                     .whole_word = rule.whole_word()});
+  }
   if (!status.ok()) return status;
+  if (proto.space_prefix() > static_cast<std::uint32_t>(SpacePrefix::kTextWithout)) {
+    return InvalidArgument("tokenizer.space_prefix = ", proto.space_prefix(), " is unknown");
+  }
+  tokenizer.space_prefix = static_cast<SpacePrefix>(proto.space_prefix());
+  tokenizer.split_patterns = Strings(*proto.mutable_split_patterns());
+  tokenizer.nfc = proto.nfc();
+  tokenizer.ignores_merges = proto.ignores_merges();
   tokenizer.kind = std::move(*proto.mutable_kind());
   tokenizer.pretokenizer = std::move(*proto.mutable_pretokenizer());
   tokenizer.tokens = Strings(*proto.mutable_tokens());
@@ -96,7 +118,6 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
   tokenizer.scores.assign(proto.scores().begin(), proto.scores().end());
   if (proto.has_add_bos()) tokenizer.add_bos = proto.add_bos();
   if (proto.has_add_eos()) tokenizer.add_eos = proto.add_eos();
-  if (proto.has_add_space_prefix()) tokenizer.add_space_prefix = proto.add_space_prefix();
   if (proto.has_chat_template())
     tokenizer.chat_template = std::move(*proto.mutable_chat_template());
   return tokenizer;

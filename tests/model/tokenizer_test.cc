@@ -278,10 +278,16 @@ TEST(Tokenizer, BytesAndDecoding) {
   EXPECT_EQ(SmolLm2().Decode(ids, /*skip_special=*/false), "<|im_start|>Hello world<|im_end|>");
 }
 
+TokenizerBundle Named(std::string_view pretokenizer) {
+  TokenizerBundle bundle;
+  bundle.pretokenizer = pretokenizer;
+  return bundle;
+}
+
 TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
   const auto split = [](std::string_view pre, std::string_view text) {
     std::vector<std::string> pieces;
-    const auto made = Pretokenizer::Create(pre);
+    const auto made = Pretokenizer::Create(Named(pre));
     EXPECT_TRUE(made.ok()) << made.status();
     const auto keep = [&](std::string_view p) {
       pieces.emplace_back(p);
@@ -297,15 +303,18 @@ TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
   EXPECT_THAT(split("qwen2", "v12"), ElementsAre("v", "1", "2"));
   // U+180E is no white space.
   EXPECT_THAT(split("gpt-2", "a \u180e b"), ElementsAre("a", " \u180e", " b"));
-  EXPECT_EQ(Pretokenizer::Create("qwen2")->Normalize("e\u0301"), "\u00e9");
-  EXPECT_THAT(std::string(Pretokenizer::Create("nosuch").status().message()),
-              HasSubstr("'nosuch' is not supported; supported: default, gpt-2, smollm"));
+  EXPECT_THAT(split("falcon", "a+1234.5"), ElementsAre("a", "+", "123", "4", ".", "5"));
+  EXPECT_THAT(split("deepseek-v3", "12345\u4e00\u4e01b"),
+              ElementsAre("123", "45", "\u4e00\u4e01", "b"));
+  EXPECT_EQ(Pretokenizer::Create(Named("qwen2"))->Normalize("e\u0301"), "\u00e9");
+  EXPECT_THAT(std::string(Pretokenizer::Create(Named("nosuch")).status().message()),
+              HasSubstr("'nosuch' is not supported; supported: default, gpt-2, phi-2"));
 }
 
 // Accents in any order are normalised as by ICU alone. A megabyte of accents takes little time; ICU
 // alone took hours.
 TEST(Tokenizer, LongRunsOfMarksAreNormalisedAsIcuWould) {
-  const auto pre = Pretokenizer::Create("qwen2");
+  const auto pre = Pretokenizer::Create(Named("qwen2"));
   ASSERT_TRUE(pre.ok());
   UErrorCode error = U_ZERO_ERROR;
   const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
@@ -403,6 +412,94 @@ TEST(Detokenizer, SpecialTokensEndACharacter) {
   EXPECT_EQ(quiet.Flush(), "");
   IncrementalDetokenizer loud(&*tokenizer, /*skip_special=*/false);
   EXPECT_EQ(loud.Push(testing::kTinyImEnd), "<|im_end|>");
+}
+
+// A vocabulary as SentencePiece makes it: three control tokens, the bytes, and pieces.
+TokenizerBundle SentencePieces() {
+  TokenizerBundle bundle;
+  bundle.kind = "llama";
+  const auto add = [&](std::string token, TokenKind kind, float score) {
+    bundle.tokens.push_back(std::move(token));
+    bundle.kinds.push_back(kind);
+    bundle.scores.push_back(score);
+  };
+  add("<unk>", TokenKind::kUnknown, 0);
+  add("<s>", TokenKind::kControl, 0);
+  add("</s>", TokenKind::kControl, 0);
+  for (int byte = 0; byte < 256; ++byte) {
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", byte);
+    add(text, TokenKind::kByte, 0);
+  }
+  // Of "aab" the pair with the higher score merges first; "\u00e9" is in a token, but is none.
+  const char* const pieces[] = {"ab", "aa", "\u2581a", "\u2581", "a", "b", "x\u00e9", "x", "aaab"};
+  for (size_t i = 0; i < std::size(pieces); ++i) {
+    add(pieces[i], TokenKind::kNormal, -static_cast<float>(i));
+  }
+  bundle.unknown = 0;
+  bundle.bos = 1;
+  bundle.space_prefix = SpacePrefix::kParts;
+  return bundle;
+}
+
+constexpr TokenId kFirstPiece = 259;
+
+TEST(Tokenizer, CharactersMergeByTheScoreOfTheResult) {
+  const auto tokenizer = Tokenizer::Create(SentencePieces());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto texts = [&](std::string_view text) {
+    std::vector<std::string> parts;
+    for (const TokenId id : tokenizer->Encode(text).value_or(std::vector<TokenId>())) {
+      parts.emplace_back(tokenizer->TokenBytes(id));
+    }
+    return parts;
+  };
+  EXPECT_THAT(texts("aab"), ElementsAre(" a", "ab"));
+  EXPECT_THAT(texts("aaaab"), ElementsAre(" ", "aa", "a", "ab"));
+  EXPECT_THAT(texts(" b"), ElementsAre(" ", " ", "b"));
+  EXPECT_THAT(texts("x\u00e9"), ElementsAre(" ", "x\u00e9"));
+  // Characters without a token are bytes.
+  EXPECT_THAT(texts("\u00e9"), ElementsAre(" ", "\xc3", "\xa9"));
+  EXPECT_THAT(texts("\u2581a"), ElementsAre(" ", " a"));
+  EXPECT_THAT(texts("</s>"), ElementsAre(" ", "<", "/", "s", ">"));
+  const auto special = tokenizer->Encode("a</s>a", {.parse_special = true, .add_special = true});
+  EXPECT_THAT(*special, ElementsAre(1, kFirstPiece + 2, 2, kFirstPiece + 2));
+}
+
+TEST(Detokenizer, ATextLosesTheSpaceThatItGot) {
+  const auto tokenizer = Tokenizer::Create(SentencePieces());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const TokenId ids[] = {1, kFirstPiece + 2, kFirstPiece + 2};
+  EXPECT_EQ(tokenizer->Decode(ids), "a a");
+  IncrementalDetokenizer message(&*tokenizer, true, /*begins_text=*/true), rest(&*tokenizer);
+  std::string text;
+  for (const TokenId id : ids) text += message.Push(id);
+  EXPECT_EQ(text, "a a");
+  EXPECT_EQ(rest.Push(kFirstPiece + 2), " a");
+}
+
+TEST(Tokenizer, AContradictionInAVocabularyOfCharactersIsRefused) {
+  const auto refusal = [](auto change) {
+    TokenizerBundle bundle = SentencePieces();
+    change(bundle);
+    return std::string(Tokenizer::Create(bundle).status().message());
+  };
+  EXPECT_EQ(refusal([](auto&) {}), "");
+  EXPECT_THAT(refusal([](auto& b) { b.scores[5] = std::nanf(""); }), HasSubstr("not a number"));
+  EXPECT_THAT(refusal([](auto& b) { b.scores.pop_back(); }), HasSubstr("scores"));
+  EXPECT_THAT(refusal([](auto& b) { b.tokens[9] = "<0xZZ>"; }), HasSubstr("token 9"));
+  EXPECT_THAT(refusal([](auto& b) { b.merges = {"a nosuch"}; }), HasSubstr("merge rule 0"));
+}
+
+// A text without spaces that repeats itself is one word. Its time grows with its length.
+TEST(Tokenizer, ALongWordOfCharactersTakesLittleTime) {
+  const auto tokenizer = Tokenizer::Create(SentencePieces());
+  const auto begin = std::chrono::steady_clock::now();
+  const auto ids = tokenizer->Encode(std::string(1 << 20, 'a'));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  std::printf("1 MiB of one word: %.2f s\n", took.count());
+  EXPECT_EQ(ids->size(), (1u << 19) + 1);
+  EXPECT_LT(took.count(), 10);  // measured at a tenth of it; what is quadratic takes an hour
 }
 
 TEST(Tokenizer, LoadTime) {

@@ -26,7 +26,9 @@ TokenizerBundle Full() {
           .unknown = 1,
           .add_bos = false,
           .add_eos = true,
-          .add_space_prefix = false,
+          .space_prefix = SpacePrefix::kTextWithout,
+          .added_rules = {{.id = 2, .strips_left = true},
+                          {.id = 0, .strips_right = true, .whole_word = true}},
           .chat_template = ""};
 }
 

@@ -1,0 +1,185 @@
+#include "model/character_bpe.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/types/text.h"
+#include "model/utf8.h"
+
+namespace flotilla::model {
+namespace {
+
+constexpr uint32_t kSpaceMark = 0x2581;
+constexpr std::string_view kSpaceMarkText = "\xe2\x96\x81";
+
+// The code point at `at`, with a space in place of its mark.
+Utf8Part ReadCharacter(std::string_view text, size_t at) {
+  Utf8Part part = ReadUtf8(text, at);
+  if (part.code_point == kSpaceMark) part.code_point = ' ';
+  return part;
+}
+
+// Where the character that begins at `at` ends.
+size_t EndOf(std::string_view text, size_t at) { return at + ReadUtf8(text, at).bytes; }
+
+}  // namespace
+
+std::string WithSpaces(std::string_view text) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const size_t mark = std::min(text.find(kSpaceMarkText, at), text.size());
+    result += text.substr(at, mark - at);
+    if (mark < text.size()) result += ' ';
+    at = mark + kSpaceMarkText.size();
+  }
+  return result;
+}
+
+absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) {
+  CharacterBpe bpe;
+  bpe.tokens_ = static_cast<TokenId>(vocabulary.texts.size());
+  bpe.bytes_ = vocabulary.bytes;
+  bpe.has_bytes_ = std::ranges::all_of(bpe.bytes_, [](TokenId id) { return id >= 0; });
+  bpe.unknown_ = vocabulary.unknown;
+  bpe.by_text_.reserve(vocabulary.texts.size());
+  for (size_t id = 0; id < vocabulary.texts.size(); ++id) {
+    const std::string_view text = vocabulary.texts[id];
+    if (text.empty() || FindInvalidUtf8(text) != std::string_view::npos) continue;
+    bpe.by_text_.emplace(text, static_cast<TokenId>(id));
+    if (EndOf(text, 0) == text.size()) {
+      bpe.characters_.emplace(ReadCharacter(text, 0).code_point, static_cast<TokenId>(id));
+    }
+    const size_t space = text.find(' ', std::min(text.find_first_not_of(' '), text.size()));
+    if (space != std::string_view::npos) bpe.cuts_at_spaces_ = false;
+  }
+  for (const auto& [text, id] : bpe.by_text_) {
+    for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
+      const Utf8Part part = ReadCharacter(text, at);
+      const auto symbol = static_cast<TokenId>(vocabulary.texts.size() + bpe.rare_.size());
+      if (bpe.characters_.emplace(part.code_point, symbol).second) {
+        bpe.rare_.emplace_back(text.substr(at, part.bytes));
+      }
+    }
+  }
+  if (vocabulary.merges.empty()) {
+    bpe.MakeRules(vocabulary);
+  } else if (absl::Status status = bpe.ReadRules(vocabulary); !status.ok()) {
+    return status;
+  }
+  bpe.by_text_ = {};
+  return bpe;
+}
+
+TokenId CharacterBpe::SymbolOf(std::string_view text) const {
+  const auto token = by_text_.find(text);
+  if (token != by_text_.end()) return token->second;
+  if (text.empty() || EndOf(text, 0) != text.size()) return -1;
+  const auto character = characters_.find(ReadCharacter(text, 0).code_point);
+  return character == characters_.end() ? -1 : character->second;
+}
+
+absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
+  merges_.Reserve(vocabulary.merges.size());
+  std::string both;
+  for (size_t rank = 0; rank < vocabulary.merges.size(); ++rank) {
+    const std::string_view rule = vocabulary.merges[rank];
+    const size_t space = rule.find(' ');
+    if (space == std::string_view::npos || rank > UINT32_MAX) {
+      return InvalidArgument("tokenizer: merge rule ", rank, " has no space");
+    }
+    both = WithSpaces(rule.substr(0, space));
+    const size_t left = both.size();
+    both += WithSpaces(rule.substr(space + 1));
+    const std::string_view joined = both;
+    const TokenId result = SymbolOf(joined), first = SymbolOf(joined.substr(0, left)),
+                  second = SymbolOf(joined.substr(left));
+    if (first < 0 || second < 0 || result < 0 || result >= tokens_) {
+      return InvalidArgument("tokenizer: merge rule ", rank,
+                             " names a token that is not in the vocabulary");
+    }
+    merges_.AddMerge(first, second, result, static_cast<uint32_t>(rank));
+  }
+  return absl::OkStatus();
+}
+
+// The rank of a token is the number of those with a higher score.
+void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
+  const auto score = [&](TokenId id) {
+    return vocabulary.scores.empty() ? 0 : vocabulary.scores[static_cast<size_t>(id)];
+  };
+  std::vector<std::pair<TokenId, std::string_view>> tokens;
+  for (const auto& [text, id] : by_text_) tokens.emplace_back(id, text);
+  std::ranges::sort(tokens, [&](const auto& a, const auto& b) {
+    return score(a.first) != score(b.first) ? score(a.first) > score(b.first) : a.first < b.first;
+  });
+  uint32_t rank = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto& [id, text] = tokens[i];
+    if (i > 0 && score(id) != score(tokens[i - 1].first)) rank = static_cast<uint32_t>(i);
+    for (size_t cut = EndOf(text, 0); cut < text.size(); cut = EndOf(text, cut)) {
+      const TokenId left = SymbolOf(text.substr(0, cut)), right = SymbolOf(text.substr(cut));
+      if (left >= 0 && right >= 0) merges_.AddMerge(left, right, id, rank);
+    }
+  }
+}
+
+void CharacterBpe::Encode(std::string_view text, bool after_space,
+                          std::vector<TokenId>& out) const {
+  if (!cuts_at_spaces_) return EncodeWord(text, after_space, out);
+  // Nothing merges across the end of a word.
+  size_t begin = 0;
+  bool in_word = false;
+  for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
+    const bool space = ReadCharacter(text, at).code_point == ' ';
+    if (space && in_word) {
+      EncodeWord(text.substr(begin, at - begin), std::exchange(after_space, false), out);
+      begin = at;
+    }
+    in_word = !space;
+  }
+  EncodeWord(text.substr(begin), after_space, out);
+}
+
+void CharacterBpe::EncodeWord(std::string_view word, bool after_space,
+                              std::vector<TokenId>& out) const {
+  std::vector<TokenId> symbols;
+  symbols.reserve(word.size() + 1);
+  // Characters that no token has are symbols behind the rare ones, with where they begin.
+  std::vector<std::string_view> foreign;
+  const auto first_foreign = tokens_ + static_cast<TokenId>(rare_.size());
+  const auto add = [&](uint32_t code_point, std::string_view text) {
+    const auto known = characters_.find(code_point);
+    if (known != characters_.end()) {
+      symbols.push_back(known->second);
+    } else {
+      symbols.push_back(first_foreign + static_cast<TokenId>(foreign.size()));
+      foreign.push_back(text);
+    }
+  };
+  if (after_space) add(' ', " ");
+  for (size_t at = 0; at < word.size();) {
+    const Utf8Part part = ReadCharacter(word, at);
+    add(part.code_point, word.substr(at, part.bytes));
+    at += part.bytes;
+  }
+  merges_.Merge(symbols);
+  for (const TokenId symbol : symbols) {
+    if (symbol < tokens_) {
+      out.push_back(symbol);
+    } else if (symbol >= first_foreign) {
+      AppendBytes(foreign[static_cast<size_t>(symbol - first_foreign)], out);
+    } else {
+      AppendBytes(rare_[static_cast<size_t>(symbol - tokens_)], out);
+    }
+  }
+}
+
+void CharacterBpe::AppendBytes(std::string_view character, std::vector<TokenId>& out) const {
+  if (has_bytes_) {
+    for (const char c : character) out.push_back(bytes_[static_cast<uint8_t>(c)]);
+  } else if (unknown_ >= 0 && (out.empty() || out.back() != unknown_)) {
+    out.push_back(unknown_);
+  }
+}
+
+}  // namespace flotilla::model

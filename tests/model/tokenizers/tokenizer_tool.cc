@@ -1,0 +1,73 @@
+// Encodes and decodes with the tokenizer of a file, for tests in Python:
+//   tokenizer_tool PATH     a GGUF file, or a folder with tokenizer.json
+// It reads a JSON object of a line and answers with one:
+//   {"text": ..., "special": false}  the ids of the text; special: control tokens count in it
+//   {"ids": [...]}                   {"text": the whole, "streamed": the same as it comes}
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/statusor.h"
+#include "common/types/tokenizer_bundle.h"
+#include "model/checkpoint.h"
+#include "model/detokenizer.h"
+#include "model/huggingface/hf_tokenizer.h"
+#include "model/tokenizer.h"
+
+namespace flotilla::model {
+namespace {
+
+absl::StatusOr<TokenizerBundle> ReadBundle(const std::string& path) {
+  if (std::ifstream(path + "/tokenizer.json")) {
+    HfTokenizerFiles files;
+    const auto read = [&](const char* name) {
+      std::ifstream file(path + "/" + name);
+      return file ? Json::parse(file) : Json();
+    };
+    files.tokenizer = read("tokenizer.json");
+    files.tokenizer_config = read("tokenizer_config.json");
+    return ReadHfTokenizer(files);
+  }
+  const auto file = OpenCheckpoint(path);
+  if (!file.ok()) return file.status();
+  return (*file)->ReadTokenizer();
+}
+
+nlohmann::json Answer(const Tokenizer& tokenizer, const nlohmann::json& question) {
+  if (question.contains("text")) {
+    const auto ids =
+        tokenizer.Encode(question["text"].get<std::string>(),
+                         {.parse_special = question.value("special", false), .add_special = false});
+    if (!ids.ok()) return {{"error", std::string(ids.status().message())}};
+    return *ids;
+  }
+  const auto ids = question["ids"].get<std::vector<TokenId>>();
+  IncrementalDetokenizer detokenizer(&tokenizer, true, /*begins_text=*/true);
+  std::string streamed;
+  for (const TokenId id : ids) streamed += detokenizer.Push(id);
+  return {{"text", tokenizer.Decode(ids)}, {"streamed", streamed + detokenizer.Flush()}};
+}
+
+int Run(const std::string& path) {
+  const auto bundle = ReadBundle(path);
+  const auto tokenizer =
+      bundle.ok() ? Tokenizer::Create(*bundle) : absl::StatusOr<Tokenizer>(bundle.status());
+  if (!tokenizer.ok()) {
+    std::cerr << tokenizer.status().message() << "\n";
+    return 1;
+  }
+  for (std::string line; std::getline(std::cin, line);) {
+    std::cout << Answer(*tokenizer, nlohmann::json::parse(line)).dump() << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace flotilla::model
+
+int main(int argc, char** argv) { return argc == 2 ? flotilla::model::Run(argv[1]) : 2; }

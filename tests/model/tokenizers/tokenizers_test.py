@@ -1,0 +1,231 @@
+"""Tokenizers of every kind that is supported, trained here and compared with Hugging Face's
+`tokenizers`: encoded, decoded, and decoded as a stream, texts give the same.
+
+They are trained on the licence texts of the system. Half of the texts that are compared are parts
+of these, the other half are random Unicode. FLOTILLA_LONG=1 compares ten times as many.
+"""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+                        trainers)
+
+TOOL = os.environ["FLOTILLA_TOKENIZER_TOOL"]
+LONG = bool(os.environ.get("FLOTILLA_LONG"))
+TEXTS = 2000 if LONG else 200
+LICENCES = sorted(pathlib.Path("/usr/share/common-licenses").glob("*"))
+MARK = "\u2581"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+          r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
+         r"\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+            r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+
+
+def split(pattern):
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+def bytes_of_pieces():
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def gpt2():
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def sequence(*parts):
+    return pre_tokenizers.Sequence(list(parts))
+
+
+# Byte-level BPE: the pre-tokenizer, and whether text is brought to NFC.
+BYTE_LEVEL = {
+    "gpt-2": (gpt2(), False),
+    "gpt-2, NFC": (gpt2(), True),
+    "smollm": (sequence(pre_tokenizers.Digits(individual_digits=True), gpt2()), False),
+    "command-r": (sequence(pre_tokenizers.Digits(individual_digits=True), gpt2()), True),
+    "digits": (sequence(pre_tokenizers.Digits(individual_digits=False), gpt2()), False),
+    "llama 3": (sequence(split(LLAMA3), bytes_of_pieces()), False),
+    "qwen2": (sequence(split(LLAMA3.replace("{1,3}", "")), bytes_of_pieces()), True),
+    "tekken": (sequence(split(CASED % ("", "", "")), bytes_of_pieces()), False),
+    "gpt-4o": (sequence(split(CASED % (CONTRACTION, CONTRACTION, "{1,3}")), bytes_of_pieces()),
+               False),
+    "deepseek-v3": (sequence(*map(split, DEEPSEEK), bytes_of_pieces()), False),
+    "falcon": (sequence(pre_tokenizers.Punctuation("contiguous"), gpt2(),
+                        pre_tokenizers.Digits(individual_digits=False), split("[0-9][0-9][0-9]")),
+               False),
+    "punctuation": (sequence(pre_tokenizers.Punctuation("isolated"), gpt2()), False),
+    "one piece": (bytes_of_pieces(), False),
+}
+
+
+def to_spaces(strips):
+    parts = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * strips)
+
+
+PREPEND = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
+REPLACE = normalizers.Replace(" ", MARK)
+
+
+def metaspace(scheme, splits=False):
+    return pre_tokenizers.Metaspace(MARK, prepend_scheme=scheme, split=splits)
+
+
+# BPE of characters: the normalizer, the pre-tokenizer, the decoder, and whether characters without a
+# token become bytes.
+CHARACTERS = {
+    "llama": (PREPEND, None, to_spaces(True), True),
+    "gemma": (REPLACE, None, to_spaces(False), True),
+    "gemma, split": (REPLACE, pre_tokenizers.Split(" ", "merged_with_previous"), to_spaces(False),
+                     True),
+    "metaspace, first": (None, metaspace("first"), to_spaces(True), True),
+    "metaspace, always": (None, metaspace("always"), to_spaces(True), True),
+    "metaspace, never": (None, metaspace("never"), to_spaces(False), True),
+    "words": (None, metaspace("always", True), to_spaces(True), True),
+    "words, first": (None, metaspace("first", True), to_spaces(True), True),
+    "unknown characters": (PREPEND, None, to_spaces(True), False),
+}
+
+ADDED = [AddedToken("<left>", lstrip=True, normalized=False),
+         AddedToken("<right>", rstrip=True, normalized=False, special=True),
+         AddedToken("<both>", lstrip=True, rstrip=True, normalized=False),
+         AddedToken("word", single_word=True, normalized=False),
+         AddedToken("<|end|>", normalized=False, special=True)]
+
+
+def byte_level(name, ignore_merges=False):
+    pre_tokenizer, nfc = BYTE_LEVEL[name]
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(vocab_size=1500, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train([str(path) for path in LICENCES[:6]], trainer)
+    return tokenizer
+
+
+def characters(name):
+    normalizer, pre_tokenizer, decoder, byte_fallback = CHARACTERS[name]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=byte_fallback))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    # Lines are trained as words, or nothing would ever be learned twice.
+    tokenizer.pre_tokenizer = pre_tokenizer or metaspace("never", True)
+    tokenizer.decoder = decoder
+    special = ["<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] * byte_fallback
+    trainer = trainers.BpeTrainer(vocab_size=2000, show_progress=False, special_tokens=special)
+    tokenizer.train([str(path) for path in LICENCES[:6]], trainer)
+    if pre_tokenizer is None:
+        # As files have it: bytes are plain tokens, and nothing splits text.
+        state = json.loads(tokenizer.to_str())
+        state["pre_tokenizer"] = None
+        tokenizer = Tokenizer.from_str(json.dumps(state))
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if "<0x" not in token["content"]]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def random_text(rng):
+    """Of scripts and planes, with white space of all kinds."""
+    ranges = [(0x20, 0x7e), (0xa0, 0x24f), (0x300, 0x36f), (0x370, 0x5ff), (0x900, 0xe7f),
+              (0x1e00, 0x206f), (0x2580, 0x2582), (0x3000, 0x30ff), (0x4e00, 0x4fff),
+              (0xac00, 0xacff), (0x1f300, 0x1f64f)]
+    parts = []
+    for _ in range(rng.randint(1, 40)):
+        low, high = rng.choice(ranges)
+        parts.append("".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 6))))
+        parts.append(rng.choice(["", "", " ", "  ", "\n", "\t", "\r\n", " 12345 ", "'s", MARK]))
+    return "".join(parts)
+
+
+def texts_of(rng):
+    licences = [path.read_text() for path in LICENCES]
+    for index in range(TEXTS):
+        if index % 2:
+            yield random_text(rng)
+        else:
+            text = rng.choice(licences)
+            begin = rng.randrange(len(text))
+            yield text[begin:begin + rng.randint(1, 300)]
+
+
+def with_added(rng, texts):
+    for text in texts:
+        for token in rng.sample(ADDED, 3):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(["", " ", "  \n"]) + token.content + text[at:]
+        yield text
+
+
+def ask(folder, questions):
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    run = subprocess.run([TOOL, folder], input=lines, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.split("\n")[:-1]]
+
+
+def expect_the_same(tokenizer, folder, seed, added):
+    rng = random.Random(seed)
+    texts = list(texts_of(rng))
+    if added:
+        texts = list(with_added(rng, texts))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    encoded = ask(folder, [{"text": text, "special": True} for text in texts])
+    for text, ids, wanted in zip(texts, encoded, expected):
+        assert ids == wanted, repr(text)
+    decoded = ask(folder, [{"ids": ids} for ids in expected])
+    for ids, got in zip(expected, decoded):
+        wanted = tokenizer.decode(ids, skip_special_tokens=True)
+        assert got == {"text": wanted, "streamed": wanted}, ids
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True], ids=["merges", "whole pieces"])
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+def test_byte_level_bpe(name, ignore_merges, tmp_path):
+    expect_the_same(byte_level(name, ignore_merges), tmp_path, name, added=False)
+
+
+@pytest.mark.parametrize("name", CHARACTERS)
+def test_bpe_of_characters(name, tmp_path):
+    expect_the_same(characters(name), tmp_path, name, added=False)
+
+
+@pytest.mark.parametrize("make, name", [(byte_level, "gpt-2"), (byte_level, "llama 3"),
+                                        (characters, "llama"), (characters, "gemma"),
+                                        (characters, "metaspace, first")])
+def test_added_tokens(make, name, tmp_path):
+    tokenizer = make(name)
+    tokenizer.add_tokens(ADDED)
+    expect_the_same(tokenizer, tmp_path, name, added=True)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda s: s["model"].update(type="Unigram"), "the model 'Unigram'"),
+    (lambda s: s.update(normalizer={"type": "Lowercase"}), "the normalizer 'Lowercase'"),
+    (lambda s: s.update(decoder={"type": "WordPiece"}), "fuse_unk false"),
+    (lambda s: s["pre_tokenizer"].update(add_prefix_space=True), "the pre-tokenizer"),
+    (lambda s: s.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}),
+     r"has \w"),
+])
+def test_what_is_unknown_is_refused_by_name(change, message, tmp_path):
+    state = json.loads(byte_level("gpt-2").to_str())
+    change(state)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    run = subprocess.run([TOOL, tmp_path], input="", capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert message in run.stderr
