@@ -1,7 +1,7 @@
 # Build rules shared by every folder: warnings as errors, sanitizers, ccache,
 # a fast linker, and the two helpers that folders use.
 
-set(FLOTILLA_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+set(FLOTILLA_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread, or what the preset fuzz says")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
@@ -40,9 +40,11 @@ set(FLOTILLA_AVX512_FLAGS -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512d
 if(FLOTILLA_SANITIZE)
   add_compile_options(-fsanitize=${FLOTILLA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)
   add_link_options(-fsanitize=${FLOTILLA_SANITIZE})
-  # gcc's static analysis of absl and std containers reports false positives
-  # once sanitizer code is in between.
-  add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # gcc's static analysis of absl and std containers reports false positives
+    # once sanitizer code is in between.
+    add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
+  endif()
 endif()
 if(FLOTILLA_SANITIZE STREQUAL "thread")
   # ThreadSanitizer does not know fences; Asio's own locks order its handlers.

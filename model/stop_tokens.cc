@@ -28,8 +28,7 @@ std::vector<TokenId> StopTokens(const TokenizerBundle& tokenizer) {
     }
   }
   std::ranges::sort(ids);
-  const auto repeated = std::ranges::unique(ids);
-  ids.erase(repeated.begin(), repeated.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
 }
 

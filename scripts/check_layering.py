@@ -102,7 +102,7 @@ NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
 HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/"),
-          "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "tests/model/"),
+          "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
           "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "tests/worker/"),
           "model/weights/": ("model/weights/", "model/tensor.cc", "tests/model/"),
           "kernels/packing/": ("kernels/", "tests/kernels/")}

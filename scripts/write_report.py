@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 # The stages of each part, in the order of the page.
 PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
-    "tests": ("layering", "types", "scripts", "monitoring", "format", "headers", "locks", "mutants", "odr",
+    "tests": ("layering", "types", "scripts", "monitoring", "format", "headers", "locks", "fuzz", "mutants", "odr",
               "ctest", "integration", "deploy", "clients"),
     "attacks": ("attacks",),
     "measurements": ("peer-comparison", "memory", "prefix-cache-cost", "clean-build"),

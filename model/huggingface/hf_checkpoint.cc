@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -69,8 +69,10 @@ class Folder {
 class HfCheckpoint final : public Checkpoint {
  public:
   // `text` is that of config.json.
-  HfCheckpoint(Json config, std::string title, std::string text)
-      : configuration_(std::move(config), std::move(title)), texts_(std::move(text)) {}
+  HfCheckpoint(Json config, std::string title, std::string_view text)
+      : configuration_(std::move(config), std::move(title)) {
+    Hash(text);
+  }
 
   absl::Status Load(const Folder& folder) {
     absl::Status status = LoadTensors(folder);
@@ -98,7 +100,7 @@ class HfCheckpoint final : public Checkpoint {
     for (const SafetensorsFile& file : files_) file.ReleasePages();
   }
   uint64_t MetadataHash() const override {
-    std::vector<uint64_t> hashes = {XXH3_64bits(texts_.data(), texts_.size())};
+    std::vector<uint64_t> hashes = hashes_;
     for (const SafetensorsFile& file : files_) {
       hashes.push_back(XXH3_64bits(file.header().data(), file.header().size()));
     }
@@ -116,16 +118,18 @@ class HfCheckpoint final : public Checkpoint {
   }
 
  private:
+  void Hash(std::string_view text) { hashes_.push_back(XXH3_64bits(text.data(), text.size())); }
+
   absl::StatusOr<Json> ReadJson(const Folder& folder, std::string_view name,
                                 const JsonBounds& bounds) {
     const auto text = folder.Read(name, bounds.bytes);
     if (!text.ok()) return text.status();
-    texts_ += *text;
+    Hash(*text);
     return ParseJsonObject(*text, folder.PathOf(name), bounds);
   }
 
-  absl::Status AddFile(const Folder& folder, const std::string& name,
-                       const std::map<std::string, std::string>* index) {
+  // `index` is the object that says in which file a tensor is; null: there is none.
+  absl::Status AddFile(const Folder& folder, const std::string& name, const Json* index) {
     if (absl::Status status = folder.Check(name); !status.ok()) return status;
     auto file = SafetensorsFile::Open(folder.PathOf(name));
     if (!file.ok()) return file.status();
@@ -136,7 +140,7 @@ class HfCheckpoint final : public Checkpoint {
       }
       if (index != nullptr) {
         const auto listed = index->find(std::string(tensor.name));
-        if (listed == index->end() || listed->second != name) {
+        if (listed == index->end() || *listed != name) {
           return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name,
                                  " is not listed for this file in the index");
         }
@@ -156,28 +160,23 @@ class HfCheckpoint final : public Checkpoint {
     if (map == index->end() || !map->is_object()) {
       return InvalidArgument(folder.PathOf(kIndex), " has no weight_map");
     }
-    std::map<std::string, std::string> file_of;
-    std::vector<std::string> names;
+    std::set<std::string> names;
     for (const auto& [tensor, file] : map->items()) {
       if (!file.is_string()) {
         return InvalidArgument(folder.PathOf(kIndex), ": weight_map has a file that is no string");
       }
-      names.push_back(file.get<std::string>());
-      file_of.emplace(tensor, names.back());
-    }
-    std::ranges::sort(names);
-    names.erase(std::unique(names.begin(), names.end()), names.end());
-    if (names.size() > kMaxFiles) {
-      return InvalidArgument(folder.PathOf(kIndex), " names ", names.size(), " files, not at most ",
-                             kMaxFiles);
+      names.insert(file.get<std::string>());
+      if (names.size() > kMaxFiles) {
+        return InvalidArgument(folder.PathOf(kIndex), " names more than ", kMaxFiles, " files");
+      }
     }
     for (const std::string& name : names) {
-      if (absl::Status status = AddFile(folder, name, &file_of); !status.ok()) return status;
+      if (absl::Status status = AddFile(folder, name, &*map); !status.ok()) return status;
     }
-    for (const auto& [tensor, file] : file_of) {
+    for (const auto& [tensor, file] : map->items()) {
       if (by_name_.contains(tensor)) continue;
-      return InvalidArgument(folder.PathOf(file), " lacks tensor ", tensor.substr(0, 255),
-                             ", which the index lists");
+      return InvalidArgument(folder.PathOf(file.get_ref<const std::string&>()), " lacks tensor ",
+                             tensor.substr(0, 255), ", which the index lists");
     }
     return absl::OkStatus();
   }
@@ -217,7 +216,7 @@ class HfCheckpoint final : public Checkpoint {
     if (folder.Has("chat_template.jinja")) {
       auto text = folder.Read("chat_template.jinja", kMaxTemplateBytes);
       if (!text.ok()) return text.status();
-      texts_ += *text;
+      Hash(*text);
       files.chat_template = *std::move(text);
     }
     AddEnds(Member(configuration_.all(), "eos_token_id"), files.end_ids);
@@ -236,7 +235,7 @@ class HfCheckpoint final : public Checkpoint {
   std::vector<SafetensorsFile> files_;
   std::vector<Tensor> tensors_;
   absl::flat_hash_map<std::string_view, uint32_t, TextHash, TextEqual> by_name_;
-  std::string texts_;  // of the folder's small files, for the hash
+  std::vector<uint64_t> hashes_;  // of the folder's small files
   uint64_t tokens_ = 0;
   TokenizerBundle tokenizer_;
   absl::Status tokenizer_status_;

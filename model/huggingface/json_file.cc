@@ -16,7 +16,7 @@ namespace {
 // own builder it refuses depth and repeated keys.
 class Builder : public nlohmann::json_sax<Json> {
  public:
-  explicit Builder(size_t depth) : max_depth_(depth) {}
+  Builder(size_t depth, size_t memory) : max_depth_(depth), max_memory_(memory) {}
 
   Json root;
   std::string problem;
@@ -26,7 +26,10 @@ class Builder : public nlohmann::json_sax<Json> {
   bool number_integer(int64_t value) override { return Add(value); }
   bool number_unsigned(uint64_t value) override { return Add(value); }
   bool number_float(double value, const std::string&) override { return Add(value); }
-  bool string(std::string& value) override { return Add(std::move(value)); }
+  bool string(std::string& value) override {
+    memory_ += sizeof value + value.size();
+    return Add(std::move(value));
+  }
   bool binary(Json::binary_t&) override { return false; }  // text has none
   bool start_object(size_t) override { return Open(Json::object()); }
   bool start_array(size_t) override { return Open(Json::array()); }
@@ -34,6 +37,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
   bool key(std::string& name) override {
     auto& members = open_.back()->get_ref<Json::object_t&>();
+    memory_ += kMemberBytes + name.size();
     const auto [member, is_new] = members.try_emplace(std::move(name));
     member_ = &member->second;
     if (is_new) return true;
@@ -46,12 +50,18 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
+  // A node of std::map: three pointers and a colour in front of the key and the value.
+  static constexpr size_t kMemberBytes = 4 * sizeof(void*) + sizeof(Json::object_t::value_type);
+  // A value in a list, which has room for as many again when it has grown.
+  static constexpr size_t kElementBytes = 2 * sizeof(Json);
+
   Json* Place(Json value) {
     if (open_.empty()) {
       root = std::move(value);
       return &root;
     }
     if (open_.back()->is_array()) {
+      memory_ += kElementBytes;
       auto& elements = open_.back()->get_ref<Json::array_t&>();
       elements.push_back(std::move(value));
       return &elements.back();
@@ -61,22 +71,28 @@ class Builder : public nlohmann::json_sax<Json> {
   }
   bool Add(Json value) {
     Place(std::move(value));
-    return true;
+    return Fits();
+  }
+  bool Fits() {
+    if (memory_ > max_memory_) problem = Cat("its values take more than ", max_memory_, " bytes");
+    return problem.empty();
   }
   bool Open(Json value) {
     if (open_.size() >= max_depth_) {
       problem = Cat("nested more than ", max_depth_, " deep");
       return false;
     }
+    memory_ += sizeof(Json::object_t);
     open_.push_back(Place(std::move(value)));
-    return true;
+    return Fits();
   }
   bool Close() {
     open_.pop_back();
     return true;
   }
 
-  const size_t max_depth_;
+  const size_t max_depth_, max_memory_;
+  size_t memory_ = 0;  // that the values take, about
   // The containers that have not ended. None of them moves: the last one is the only one that
   // grows.
   std::vector<Json*> open_;
@@ -97,10 +113,11 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_byt
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what,
                                      const JsonBounds& bounds) {
-  Builder builder(bounds.depth);
   if (text.size() > bounds.bytes) {
     return InvalidArgument(what, " has more than ", bounds.bytes, " bytes");
   }
+  // Small values take twenty times their text. Published files need at most four times theirs.
+  Builder builder(bounds.depth, 3 * text.size() + (32 << 20));
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     return InvalidArgument(what, ": ", builder.problem);
   }

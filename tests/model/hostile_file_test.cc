@@ -9,15 +9,11 @@
 
 #include <gtest/gtest.h>
 
-#include "model/chat_template.h"
 #include "model/checkpoint.h"
-#include "model/content_hash.h"
 #include "model/gguf/gguf_file.h"
-#include "model/load_spec.h"
-#include "model/stop_tokens.h"
-#include "model/tokenizer.h"
 #include "tests/support/allocations.h"
 #include "tests/support/tiny_gguf.h"
+#include "tests/support/use_checkpoint.h"
 
 namespace flotilla::model {
 namespace {
@@ -25,26 +21,7 @@ namespace {
 // Uses as much of the file as is accepted. True: all of it was.
 bool Serve(std::span<const std::byte> bytes) {
   const auto file = ParseCheckpoint(bytes);
-  if (!file.ok()) return false;
-  const auto bundle = (*file)->ReadTokenizer();
-  if (bundle.ok()) {
-    TokenizerHash(*bundle);
-    StopTokens(*bundle);
-  }
-  const auto spec = LoadSpec(**file);
-  const absl::StatusOr<Tokenizer> tokenizer =
-      bundle.ok() ? Tokenizer::Create(*bundle) : bundle.status();
-  if (tokenizer.ok()) {
-    const auto ids = tokenizer->Encode("hello world 12 \u00e9", {.parse_special = true});
-    if (ids.ok()) tokenizer->Decode(*ids);
-  }
-  (*file)->Metadata();
-  if (!bundle.ok() || !bundle->chat_template.has_value()) return false;
-  const auto compiled = ChatTemplate::Compile(*bundle->chat_template);
-  if (!compiled.ok()) return false;
-  const auto pieces = compiled->Render({{{"role", "user"}, {"content", "hi"}}},
-                                       {.max_steps = 10'000, .max_output_bytes = 1 << 16});
-  return spec.ok() && tokenizer.ok() && pieces.ok();
+  return file.ok() && testing::UseCheckpoint(**file);
 }
 
 // Makes one to four changes, most of them in the metadata.

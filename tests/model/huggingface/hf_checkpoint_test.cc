@@ -140,6 +140,34 @@ TEST_F(HfCheckpointTest, FilesThatAreNoJsonOrTooMuchOfIt) {
   EXPECT_THAT(Error(), HasSubstr("config.json"));
 }
 
+// A file may be large, but what it becomes in memory is bounded too.
+TEST_F(HfCheckpointTest, FilesOfManySmallValues) {
+  const auto many = [](const std::string& value) {
+    std::string text = R"({"x": [)";
+    for (int i = 0; i < 1'000'000; ++i) text += value + ",";
+    return text + "0]}";
+  };
+  testing::WriteFile(PathOf("tokenizer.json"), many("[]"));
+  EXPECT_THAT(Error(), HasSubstr("tokenizer.json: its values take more than 42554462 bytes"));
+  testing::WriteFile(PathOf("tokenizer.json"), many(R"("")"));
+  EXPECT_THAT(Error(), HasSubstr("tokenizer.json: its values take more than"));
+  testing::WriteFile(PathOf("tokenizer.json"), many("1234567890123456789"));
+  EXPECT_EQ(Error(), "");  // refused later, as it has no model
+  std::string index = R"({"weight_map": {)";
+  for (int i = 0; i < 600'000; ++i) absl::StrAppend(&index, "\"", i, R"(":"a",)");
+  testing::WriteFile(PathOf("model.safetensors.index.json"), index + R"("x":"a"}})");
+  EXPECT_THAT(Error(), HasSubstr("index.json: its values take more than"));
+}
+
+TEST_F(HfCheckpointTest, TheIndexNamesFewFiles) {
+  Json index = {{"weight_map", Json::object()}};
+  for (int i = 0; i < 1001; ++i) {
+    index["weight_map"][absl::StrCat(i)] = absl::StrCat(i, ".safetensors");
+  }
+  Write("model.safetensors.index.json", index);
+  EXPECT_THAT(Error(), HasSubstr("index.json names more than 1000 files"));
+}
+
 TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
   const std::string index = "model.safetensors.index.json";
   const Json good = Read(index);
