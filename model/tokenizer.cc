@@ -12,6 +12,9 @@ namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
+// Bounds the look-ups at one place of a text: one for each length of an added token. Published ones
+// have at most 100 bytes.
+constexpr size_t kMaxAddedBytes = 256;
 
 // GPT-2's byte-level alphabet, inverted: code point -> byte, -1 elsewhere. Code points of
 // printable bytes stand for these bytes; U+0100 and up stand for the other 68 bytes.
@@ -110,6 +113,10 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
         bound_.AddByte(static_cast<uint8_t>(bytes[0]));
       }
     } else if (kind != Kind::kNormal && kind != Kind::kUnused) {
+      if (bytes.size() > kMaxAddedBytes) {
+        return InvalidArgument("tokenizer: the added token ", i, " has ", bytes.size(),
+                               " bytes, not at most ", kMaxAddedBytes);
+      }
       added_.emplace(bytes, id);
       added_first_[static_cast<uint8_t>(bytes[0])] = true;
       added_sizes_.push_back(bytes.size());
