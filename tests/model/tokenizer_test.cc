@@ -284,6 +284,18 @@ TokenizerBundle Named(std::string_view pretokenizer) {
   return bundle;
 }
 
+// Each length of an added token costs a look-up at each place of a text.
+TEST(Tokenizer, AddedTokensAreShort) {
+  const std::vector<std::byte> file = testing::TinyGguf();
+  TokenizerBundle bundle = *(*ParseCheckpoint(file))->ReadTokenizer();
+  std::string& added = bundle.tokens[testing::kTinyEndOfText];
+  added = std::string(256, 'x');
+  EXPECT_TRUE(Tokenizer::Create(bundle).ok());
+  added += 'x';
+  EXPECT_THAT(std::string(Tokenizer::Create(bundle).status().message()),
+              HasSubstr("the added token 0 has 257 bytes, not at most 256"));
+}
+
 TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
   const auto split = [](std::string_view pre, std::string_view text) {
     std::vector<std::string> pieces;
