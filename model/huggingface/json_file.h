@@ -22,8 +22,8 @@ struct JsonBounds {
 // longer.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_bytes);
 
-// Parses one JSON object, in which no key may appear twice. The object takes at most three times
-// the text and 32 MiB. INVALID_ARGUMENT names `what`, the problem and, where that helps, the byte.
+// Parses one JSON object, in which no key may appear twice. The object takes at most four times
+// the text and 64 MiB. INVALID_ARGUMENT names `what`, the problem and, where that helps, the byte.
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what,
                                      const JsonBounds& bounds);
 
