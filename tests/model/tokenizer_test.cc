@@ -19,6 +19,7 @@
 #include "model/detokenizer.h"
 #include "model/utf8.h"
 #include "tests/support/allocations.h"
+#include "tests/support/sentence_pieces.h"
 #include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
 
@@ -426,38 +427,8 @@ TEST(Detokenizer, SpecialTokensEndACharacter) {
   EXPECT_EQ(loud.Push(testing::kTinyImEnd), "<|im_end|>");
 }
 
-// A vocabulary as SentencePiece makes it: three control tokens, the bytes, and pieces.
-TokenizerBundle SentencePieces() {
-  TokenizerBundle bundle;
-  bundle.kind = "llama";
-  const auto add = [&](std::string token, TokenKind kind, float score) {
-    bundle.tokens.push_back(std::move(token));
-    bundle.kinds.push_back(kind);
-    bundle.scores.push_back(score);
-  };
-  add("<unk>", TokenKind::kUnknown, 0);
-  add("<s>", TokenKind::kControl, 0);
-  add("</s>", TokenKind::kControl, 0);
-  for (int byte = 0; byte < 256; ++byte) {
-    char text[8];
-    std::snprintf(text, sizeof text, "<0x%02X>", byte);
-    add(text, TokenKind::kByte, 0);
-  }
-  // Of "aab" the pair with the higher score merges first; "\u00e9" is in a token, but is none.
-  const char* const pieces[] = {"ab", "aa", "\u2581a", "\u2581", "a", "b", "x\u00e9", "x", "aaab"};
-  for (size_t i = 0; i < std::size(pieces); ++i) {
-    add(pieces[i], TokenKind::kNormal, -static_cast<float>(i));
-  }
-  bundle.unknown = 0;
-  bundle.bos = 1;
-  bundle.space_prefix = SpacePrefix::kParts;
-  return bundle;
-}
-
-constexpr TokenId kFirstPiece = 259;
-
 TEST(Tokenizer, CharactersMergeByTheScoreOfTheResult) {
-  const auto tokenizer = Tokenizer::Create(SentencePieces());
+  const auto tokenizer = Tokenizer::Create(testing::SentencePieces());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto texts = [&](std::string_view text) {
     std::vector<std::string> parts;
@@ -475,24 +446,24 @@ TEST(Tokenizer, CharactersMergeByTheScoreOfTheResult) {
   EXPECT_THAT(texts("\u2581a"), ElementsAre(" ", " a"));
   EXPECT_THAT(texts("</s>"), ElementsAre(" ", "<", "/", "s", ">"));
   const auto special = tokenizer->Encode("a</s>a", {.parse_special = true, .add_special = true});
-  EXPECT_THAT(*special, ElementsAre(1, kFirstPiece + 2, 2, kFirstPiece + 2));
+  EXPECT_THAT(*special, ElementsAre(1, testing::kFirstPiece + 2, 2, testing::kFirstPiece + 2));
 }
 
 TEST(Detokenizer, ATextLosesTheSpaceThatItGot) {
-  const auto tokenizer = Tokenizer::Create(SentencePieces());
+  const auto tokenizer = Tokenizer::Create(testing::SentencePieces());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const TokenId ids[] = {1, kFirstPiece + 2, kFirstPiece + 2};
+  const TokenId ids[] = {1, testing::kFirstPiece + 2, testing::kFirstPiece + 2};
   EXPECT_EQ(tokenizer->Decode(ids), "a a");
   IncrementalDetokenizer message(&*tokenizer, true, /*begins_text=*/true), rest(&*tokenizer);
   std::string text;
   for (const TokenId id : ids) text += message.Push(id);
   EXPECT_EQ(text, "a a");
-  EXPECT_EQ(rest.Push(kFirstPiece + 2), " a");
+  EXPECT_EQ(rest.Push(testing::kFirstPiece + 2), " a");
 }
 
 TEST(Tokenizer, AContradictionInAVocabularyOfCharactersIsRefused) {
   const auto refusal = [](auto change) {
-    TokenizerBundle bundle = SentencePieces();
+    TokenizerBundle bundle = testing::SentencePieces();
     change(bundle);
     return std::string(Tokenizer::Create(bundle).status().message());
   };
@@ -505,7 +476,7 @@ TEST(Tokenizer, AContradictionInAVocabularyOfCharactersIsRefused) {
 
 // A text without spaces that repeats itself is one word. Its time grows with its length.
 TEST(Tokenizer, ALongWordOfCharactersTakesLittleTime) {
-  const auto tokenizer = Tokenizer::Create(SentencePieces());
+  const auto tokenizer = Tokenizer::Create(testing::SentencePieces());
   const auto begin = std::chrono::steady_clock::now();
   const auto ids = tokenizer->Encode(std::string(1 << 20, 'a'));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;

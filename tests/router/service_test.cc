@@ -8,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
+#include "model/chat_template.h"
 #include "tests/router/service_fixture.h"
+#include "tests/support/sentence_pieces.h"
 
 namespace flotilla::router {
 namespace {
@@ -269,6 +271,32 @@ TEST_F(ServiceTest, AStepsTokensComeAsOneDelta) {
   dispatcher_.RunUntil(recorder.done);
   EXPECT_EQ(recorder.deltas, 1);
   EXPECT_EQ(recorder.text, "one two three");
+}
+
+// SentencePiece puts a space in front of a text. A message is one; a completion is the end of its
+// prompt.
+TEST_F(ServiceTest, AMessageLosesTheSpaceThatItGot) {
+  auto spaces = model::Tokenizer::Create(testing::SentencePieces());
+  ASSERT_TRUE(spaces.ok()) << spaces.status();
+  tokenizer_ = std::make_unique<model::Tokenizer>(*std::move(spaces));
+  const auto chat = model::ChatTemplate::Compile("{{ messages[0]['content'] }}");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  MovingEngine engine({{testing::kFirstPiece + 2, testing::kFirstPiece + 2}}, 1);
+  Make(&engine);
+  service_->AddModel({.id = "chat",
+                      .end_tokens = {2},
+                      .engine = &engine,
+                      .tokenizer = tokenizer_.get(),
+                      .chat_template = &*chat,
+                      .metrics = &metrics_});
+  Recorder message, completion;
+  const std::vector<ChatTurn> turns{{.role = "user", .content = "a"}};
+  auto first = Start({.model = "chat", .prompt = turns}, &message);
+  dispatcher_.RunUntil(message.done);
+  auto second = Start({.model = "chat", .prompt = std::string("a")}, &completion);
+  dispatcher_.RunUntil(completion.done);
+  EXPECT_EQ(message.text, "a a");
+  EXPECT_EQ(completion.text, " a a");
 }
 
 TEST_F(ServiceTest, EachModelHasItsEngine) {
