@@ -125,27 +125,29 @@ void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
 
 void CharacterBpe::Encode(std::string_view text, bool after_space,
                           std::vector<TokenId>& out) const {
-  if (!cuts_at_spaces_) return EncodeWord(text, after_space, out);
+  Scratch scratch;
+  if (!cuts_at_spaces_) return EncodeWord(text, after_space, scratch, out);
   // Nothing merges across the end of a word.
   size_t begin = 0;
   bool in_word = false;
   for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
     const bool space = ReadCharacter(text, at).code_point == ' ';
     if (space && in_word) {
-      EncodeWord(text.substr(begin, at - begin), std::exchange(after_space, false), out);
+      EncodeWord(text.substr(begin, at - begin), std::exchange(after_space, false), scratch, out);
       begin = at;
     }
     in_word = !space;
   }
-  EncodeWord(text.substr(begin), after_space, out);
+  EncodeWord(text.substr(begin), after_space, scratch, out);
 }
 
-void CharacterBpe::EncodeWord(std::string_view word, bool after_space,
+void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& scratch,
                               std::vector<TokenId>& out) const {
-  std::vector<TokenId> symbols;
-  symbols.reserve(word.size() + 1);
-  // Characters that no token has are symbols behind the rare ones, with where they begin.
-  std::vector<std::string_view> foreign;
+  std::vector<TokenId>& symbols = scratch.symbols;
+  std::vector<std::string_view>& foreign = scratch.foreign;
+  symbols.clear();
+  foreign.clear();
+  // Foreign characters are symbols behind the rare ones.
   const auto first_foreign = tokens_ + static_cast<TokenId>(rare_.size());
   const auto add = [&](uint32_t code_point, std::string_view text) {
     const auto known = characters_.find(code_point);

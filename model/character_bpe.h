@@ -50,7 +50,13 @@ class CharacterBpe {
   void MakeRules(const Vocabulary& vocabulary);
   // The symbol of text that is a token or one character; -1: it is neither.
   TokenId SymbolOf(std::string_view text) const;
-  void EncodeWord(std::string_view word, bool after_space, std::vector<TokenId>& out) const;
+  // What the words of a text use one after the other.
+  struct Scratch {
+    std::vector<TokenId> symbols;
+    std::vector<std::string_view> foreign;  // characters that no token has
+  };
+  void EncodeWord(std::string_view word, bool after_space, Scratch& scratch,
+                  std::vector<TokenId>& out) const;
   // Appends what stands for a character without a token.
   void AppendBytes(std::string_view character, std::vector<TokenId>& out) const;
 

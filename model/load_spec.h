@@ -15,7 +15,7 @@ std::vector<std::string_view> KnownArchitectures();
 
 // Reads and checks the configuration: every number is bounded, every tensor of the architecture
 // is present with the expected shape and a type that can be decoded, and none is unexpected.
-// UNIMPLEMENTED for an architecture or a feature (e.g. experts, a scaling of RoPE) that flotilla
+// UNIMPLEMENTED for an architecture or a feature (e.g. a scaling of RoPE) that flotilla
 // does not know, naming it; INVALID_ARGUMENT for a file that contradicts itself.
 absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint);
 

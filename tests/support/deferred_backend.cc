@@ -640,14 +640,7 @@ absl::StatusOr<ExpertsHandle> DeferredBackend::Device::AddExperts(
     experts.splits.back().at -= places[own.begin].at;
   }
   experts.tree = worker::MakeSumTree(first.splits, all);
-  for (const worker::IndexRange& subtree : worker::SubtreesOf(own, all)) {
-    std::vector<worker::IndexRange> leaves;
-    for (std::uint32_t i = subtree.begin; i < subtree.end; ++i) leaves.push_back({i, i + 1});
-    experts.products.push_back(worker::MakeTreeProgram(leaves));
-    for (worker::TreeStep& step : experts.products.back().steps) {
-      if (step.load) step.from += subtree.begin - own.begin;
-    }
-  }
+  experts.products = worker::MakeSplitPrograms(own, all);
   for (const worker::ExpertsSource::Expert& each : source.experts) {
     auto gate_up = Weights::Create(each.gate_up);
     if (!gate_up.ok()) return gate_up.status();

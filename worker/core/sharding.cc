@@ -145,6 +145,19 @@ std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all) {
   return CompleteSubtrees(splits);
 }
 
+std::vector<TreeProgram> MakeSplitPrograms(IndexRange splits, std::uint32_t all) {
+  std::vector<TreeProgram> programs;
+  for (const IndexRange& subtree : SubtreesOf(splits, all)) {
+    std::vector<IndexRange> leaves;
+    for (std::uint32_t i = subtree.begin; i < subtree.end; ++i) leaves.push_back({i, i + 1});
+    TreeProgram& program = programs.emplace_back(MakeTreeProgram(leaves));
+    for (TreeStep& step : program.steps) {
+      if (step.load) step.from += subtree.begin - splits.begin;
+    }
+  }
+  return programs;
+}
+
 SumTree MakeSumTree(absl::Span<const IndexRange> splits, std::uint32_t all) {
   SumTree tree;
   std::vector<IndexRange> subtrees;

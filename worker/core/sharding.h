@@ -105,6 +105,10 @@ TreeProgram MakeTreeProgram(absl::Span<const IndexRange> subtrees);
 // itself. The owner of all splits adds the whole tree.
 std::vector<IndexRange> SubtreesOf(IndexRange splits, std::uint32_t all);
 
+// The same of products whose splits are summed one by one: for each subtree of SubtreesOf the
+// program that adds its splits. A load's `from` is a split of the owner, counted from its first.
+std::vector<TreeProgram> MakeSplitPrograms(IndexRange splits, std::uint32_t all);
+
 // How the partial sums of all ranks of a stage become the sum of the product. A rank's sums are
 // those of its subtrees, in order; `parts` says which of them a load of index i reads.
 struct SumTree {

@@ -88,6 +88,12 @@ class CpuBackend final : public Backend {
   std::int64_t buffer_bytes() const override;
 
  private:
+  // So many panels of gate and of up are made before their activation, while they are in L2.
+  static constexpr std::int64_t kFusedPanels = 6;
+  static std::int64_t Panels(std::int64_t columns) {
+    return (columns + kernels::kPanelColumns - 1) / kernels::kPanelColumns;
+  }
+
   // Says that the load, which includes the first steps, gets further.
   void NoteMove() {
     if (options_.progress != nullptr) options_.progress->Move();

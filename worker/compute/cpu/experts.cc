@@ -16,11 +16,6 @@ using kernels::kPanelColumns;
 using kernels::MatrixView;
 using kernels::PackedMatrix;
 
-// So many panels of gate and of up are made before their activation, while they are in L2.
-constexpr int64_t kFusedPanels = 6;
-
-int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
-
 // One panel of the matrix, of the inputs of one split only.
 MatrixView SplitOf(const MatrixView& matrix, const SplitPlace& split, int panel) {
   MatrixView view = matrix;
@@ -59,16 +54,7 @@ absl::StatusOr<ExpertsHandle> CpuBackend::AddExperts(const ExpertsSource& source
   }
   experts.inputs = experts.splits.back().at + experts.splits.back().width;
   const auto all = static_cast<uint32_t>(down.split_ends.size());
-  for (const IndexRange& subtree : SubtreesOf(own, all)) {
-    std::vector<IndexRange> leaves;
-    for (uint32_t split = subtree.begin; split < subtree.end; ++split) {
-      leaves.push_back({split, split + 1});
-    }
-    TreeProgram& program = experts.products.emplace_back(MakeTreeProgram(leaves));
-    for (TreeStep& step : program.steps) {
-      if (step.load) step.from += subtree.begin - own.begin;
-    }
-  }
+  experts.products = MakeSplitPrograms(own, all);
   if (!alone()) experts.tree = MakeSumTree(down.splits, all);
   for (const ExpertsSource::Expert& each : source.experts) {
     const auto gate_up = packer_.Add(each.gate_up, hidden);

@@ -16,14 +16,10 @@ constexpr int64_t kParallelElements = 16 * 1024;
 // Query tokens of one attention item. With the heads of a group these are enough rows to
 // keep the micro-kernel busy, and few enough for an even share of the work.
 constexpr int kAttentionRows = 16;
-// So many panels of gate and of up are made before their SiLU, while they are in L2.
-constexpr int64_t kFusedPanels = 6;
 // Registers of a tree over kMaxSplits splits, of columns that stay in L1.
 constexpr int kTreeDepth = 10;
 constexpr int64_t kTreeColumns = 256;
 static_assert(kernels::kMaxSplits < 1 << (kTreeDepth - 1));
-
-int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 
 }  // namespace
 
