@@ -6,7 +6,11 @@
 //   bf16  K [dim/2][16 tokens][2]   V [8 token pairs][dim][2]
 //   fp32  K [dim][16 tokens]        V [16 tokens][dim]
 // With this layout one 64-byte load of K is sixteen keys, and one of V sixteen dimensions.
-// `dim` is a multiple of 16, at most 256.
+// `dim` is a multiple of 16, at most kMaxHeadDim.
+//
+// With a value prefix, V of a token is the first `value_prefix` elements of its K (the latent of
+// multi-head latent attention, arXiv 2405.04434): the record is K alone, and `dim` is at most
+// kMaxLatentDim. The prefix is a multiple of 16, too.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +20,7 @@ namespace flotilla::kernels {
 
 inline constexpr int kKvBlockTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxLatentDim = 576;  // DeepSeek V3: a latent of 512, 64 with positions
 
 enum class KvFormat : uint8_t { kBf16, kF32 };
 
@@ -33,11 +38,11 @@ constexpr std::string_view KvFormatName(KvFormat format) {
 constexpr int64_t KvElementBytes(KvFormat format) { return format == KvFormat::kBf16 ? 2 : 4; }
 
 // Bytes of one record (K and V of 16 tokens of one layer and KV head).
-constexpr int64_t KvRecordBytes(KvFormat format, int dim) {
-  return 2 * KvElementBytes(format) * kKvBlockTokens * dim;
+constexpr int64_t KvRecordBytes(KvFormat format, int dim, int value_prefix = 0) {
+  return (value_prefix > 0 ? 1 : 2) * KvElementBytes(format) * kKvBlockTokens * dim;
 }
 
-// Byte offset of V inside a record.
+// Byte offset of V inside a record that has it.
 constexpr int64_t KvValueOffset(KvFormat format, int dim) { return KvRecordBytes(format, dim) / 2; }
 
 // Element index (not bytes) inside K or V of token `slot` (0..15), dimension d.

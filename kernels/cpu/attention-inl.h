@@ -15,9 +15,12 @@ inline constexpr int kTileKeys = 64;
 inline constexpr int kSegmentKeys = 256;
 inline constexpr int kTileBlocks = kTileKeys / kKvBlockTokens;
 
-// The state of N rows. o is not yet divided by sum.
-template <int N>
+// The state of N rows of at most kDim elements. o is not yet divided by sum.
+template <int N, int kDim>
 struct AttentionRows {
+  // Whether V is a prefix of K; other models have rows that are not as long.
+  static constexpr bool kPrefix = kDim == kMaxLatentDim;
+
   int first[N];       // the first key that the row sees; ascending
   int keys[N];        // the end of the keys that the row sees; ascending
   int tile_first[N];  // those two inside the current tile
@@ -29,10 +32,10 @@ struct AttentionRows {
   float sum[N];
   float total_max[N];
   float total_sum[N];
-  alignas(64) float q[N][kMaxHeadDim];
+  alignas(64) float q[N][kDim];
   alignas(64) float p[N][kTileKeys];
-  alignas(64) float o[N][kMaxHeadDim];
-  alignas(64) float total[N][kMaxHeadDim];
+  alignas(64) float o[N][kDim];
+  alignas(64) float total[N][kDim];
 };
 
 // Even and odd bf16 of 16 words as fp32.
@@ -46,9 +49,9 @@ FLOTILLA_INLINE typename S::F OddHalf(typename S::I words) {
 }
 
 // Scores of V blocks of 16 keys for N rows: p[r][16 v ...] = q[r] . K.
-template <class S, KvFormat kFormat, int N, int V>
-FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, AttentionRows<N>* rows,
-                                 int first) {
+template <class S, KvFormat kFormat, int N, int V, int kDim>
+FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim,
+                                 AttentionRows<N, kDim>* rows, int first) {
   using F = typename S::F;
   F score[N * V];
   FLOTILLA_UNROLL
@@ -88,9 +91,9 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, Attent
 }
 
 // Applies softcap and slope to one row's scores of the tile at `begin`.
-template <class S, int N>
-FLOTILLA_INLINE void AdjustScores(const AttentionArgs& args, int begin, AttentionRows<N>* rows,
-                                  int r) {
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void AdjustScores(const AttentionArgs& args, int begin,
+                                  AttentionRows<N, kDim>* rows, int r) {
   using F = typename S::F;
   const F cap = S::Set1(args.softcap), slope = S::Set1(rows->slope[r]);
   for (int key = 0; key < rows->tile_keys[r]; key += 16) {
@@ -112,8 +115,8 @@ FLOTILLA_INLINE typename S::M SeenLanes(int first, int end, int b) {
 }
 
 // Turns one row's scores into probabilities and rescales the row's output and sum so far.
-template <class S, int N>
-FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N>* rows, int r, int dim) {
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N, kDim>* rows, int r, int dim) {
   using F = typename S::F;
   const float kNone = -__builtin_inff();
   const int first = rows->tile_first[r], count = rows->tile_keys[r];
@@ -158,11 +161,11 @@ FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N>* rows, int r, int dim) {
   rows->sum[r] += S::LaneTree(S::Add(S::Add(score[0], score[1]), S::Add(score[2], score[3])));
 }
 
-// o[r][0, 16 V) += p[r][key] * V[key] for keys [begin, end) of one block, rows
-// [row, row + N).
+// o[r][d, d + 16 V) += p[r][key] * V[key] for keys [begin, end) of one block, rows
+// [row, row + N). `values` has `dim` elements of each key, those from `at` on being the ones.
 template <class S, KvFormat kFormat, int N, int V, class Rows>
 FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, int end, Rows* rows,
-                                 int row, int first_key, int d) {
+                                 int row, int first_key, int d, int at) {
   using F = typename S::F;
   F o[N * V];
   FLOTILLA_UNROLL
@@ -175,10 +178,10 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, in
     FLOTILLA_UNROLL
     for (int v = 0; v < V; ++v) {
       if constexpr (kFormat == KvFormat::kBf16) {
-        const auto words = S::ILoad(values + (slot / 2 * dim + d + v * 16) * 4);
+        const auto words = S::ILoad(values + (slot / 2 * dim + at + v * 16) * 4);
         value[v] = slot % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words);
       } else {
-        value[v] = S::Load(reinterpret_cast<const float*>(values) + slot * dim + d + v * 16);
+        value[v] = S::Load(reinterpret_cast<const float*>(values) + slot * dim + at + v * 16);
       }
     }
     FLOTILLA_UNROLL
@@ -195,29 +198,70 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, in
   }
 }
 
+// Elements [d, d + count) of K of the tokens in slots [begin, end) of a record, token by token in
+// fp32: out [16 tokens][count]. Slots beside these are written, too. `count` is a multiple of 4.
+template <KvFormat kFormat>
+FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int d, int count, int begin, int end,
+                                   float* out) {
+  for (int slot = begin / 4 * 4; slot < end; slot += 4) {
+    for (int i = 0; i < count; i += 4) {
+      __m128 key[4];
+      if constexpr (kFormat == KvFormat::kBf16) {
+        for (int pair = 0; pair < 2; ++pair) {
+          const std::byte* at = record + (((d + i) / 2 + pair) * kKvBlockTokens + slot) * 4;
+          const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+          key[2 * pair] = _mm_castsi128_ps(_mm_slli_epi32(words, 16));
+          key[2 * pair + 1] = _mm_castsi128_ps(
+              _mm_and_si128(words, _mm_set1_epi32(static_cast<int32_t>(0xFFFF0000u))));
+        }
+      } else {
+        const float* at = reinterpret_cast<const float*>(record) + (d + i) * kKvBlockTokens + slot;
+        for (int j = 0; j < 4; ++j) key[j] = _mm_loadu_ps(at + j * kKvBlockTokens);
+      }
+      _MM_TRANSPOSE4_PS(key[0], key[1], key[2], key[3]);
+      for (int j = 0; j < 4; ++j) _mm_storeu_ps(out + (slot + j) * count + i, key[j]);
+    }
+  }
+}
+
+// BlockValues of one block, whose record has V or a prefix of K.
+template <class S, KvFormat kFormat, int N, int V, class Rows>
+FLOTILLA_INLINE void RecordValues(const std::byte* record, int dim, int from, int to, Rows* rows,
+                                  int row, int key, int d) {
+  if constexpr (Rows::kPrefix) {
+    alignas(64) float values[kKvBlockTokens * 16 * V];
+    TransposeKeys<kFormat>(record, d, 16 * V, from, to, values);
+    BlockValues<S, KvFormat::kF32, N, V>(reinterpret_cast<const std::byte*>(values), 16 * V, from,
+                                         to, rows, row, key, d, 0);
+  } else {
+    BlockValues<S, kFormat, N, V>(record + KvValueOffset(kFormat, dim), dim, from, to, rows, row,
+                                  key, d, d);
+  }
+}
+
 // Adds keys [begin, end) of the tile to rows [row, row + N).
 template <class S, KvFormat kFormat, int N, class Rows>
-FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begin, int end,
-                               Rows* rows, int row) {
+FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const KvView& cache, int begin,
+                               int end, Rows* rows, int row) {
   constexpr int V = S::AttentionVectors(N);
+  const int dim = Rows::kPrefix ? cache.value_prefix : cache.dim;
   for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
-    const std::byte* values = blocks[b] + KvValueOffset(kFormat, dim);
     const int key = b * kKvBlockTokens;
     const int from = begin > key ? begin - key : 0;
     const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
     int d = 0;
     for (; d + 16 * V <= dim; d += 16 * V) {
-      BlockValues<S, kFormat, N, V>(values, dim, from, to, rows, row, key, d);
+      RecordValues<S, kFormat, N, V>(blocks[b], dim, from, to, rows, row, key, d);
     }
     for (; d < dim; d += 16) {
-      BlockValues<S, kFormat, N, 1>(values, dim, from, to, rows, row, key, d);
+      RecordValues<S, kFormat, N, 1>(blocks[b], dim, from, to, rows, row, key, d);
     }
   }
 }
 
-template <class S, KvFormat kFormat, int N>
+template <class S, KvFormat kFormat, int N, int kDim>
 __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
-                                          AttentionRows<N>* rows) {
+                                          AttentionRows<N, kDim>* rows) {
   constexpr int V = S::AttentionVectors(N);
   const KvView& cache = args.cache;
   const auto in_tile = [&](int key) {
@@ -244,7 +288,7 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
   for (int r = 0; r < N; ++r) {
     if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
     if (adjusts) AdjustScores<S>(args, begin, rows, r);
-    SoftmaxTile<S>(rows, r, cache.dim);
+    SoftmaxTile<S>(rows, r, cache.value_dim());
   }
   // Adds the keys that only earlier rows see, those that all rows see, and then those that only
   // later rows see.
@@ -253,22 +297,22 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
   for (int r = 0; r < N - 1; ++r) {
     const int end = rows->tile_keys[r] < common_first ? rows->tile_keys[r] : common_first;
     if (rows->tile_first[r] < end) {
-      AddValues<S, kFormat, 1>(blocks, cache.dim, rows->tile_first[r], end, rows, r);
+      AddValues<S, kFormat, 1>(blocks, cache, rows->tile_first[r], end, rows, r);
     }
   }
   if (common_first < common) {
-    AddValues<S, kFormat, N>(blocks, cache.dim, common_first, common, rows, 0);
+    AddValues<S, kFormat, N>(blocks, cache, common_first, common, rows, 0);
   }
   for (int r = 1; r < N; ++r) {
     if (rows->tile_keys[r] > common) {
-      AddValues<S, kFormat, 1>(blocks, cache.dim, common, rows->tile_keys[r], rows, r);
+      AddValues<S, kFormat, 1>(blocks, cache, common, rows->tile_keys[r], rows, r);
     }
   }
 }
 
 // Merges the segment that begins at `begin` into the rows' totals.
-template <class S, int N>
-FLOTILLA_INLINE void MergeSegment(AttentionRows<N>* rows, int begin, int dim) {
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void MergeSegment(AttentionRows<N, kDim>* rows, int begin, int dim) {
   using F = typename S::F;
   for (int r = 0; r < N; ++r) {
     if (rows->keys[r] <= begin || rows->first[r] >= begin + kSegmentKeys) continue;
@@ -294,8 +338,8 @@ FLOTILLA_INLINE void MergeSegment(AttentionRows<N>* rows, int begin, int dim) {
 }
 
 // Adds the row's sink to its totals.
-template <class S, int N>
-FLOTILLA_INLINE void AddSink(float sink, AttentionRows<N>* rows, int r, int dim) {
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void AddSink(float sink, AttentionRows<N, kDim>* rows, int r, int dim) {
   using F = typename S::F;
   const float max = sink > rows->total_max[r] ? sink : rows->total_max[r];
   const F a = VExp<S>(S::Set1(rows->total_max[r] - max));
@@ -308,10 +352,10 @@ FLOTILLA_INLINE void AddSink(float sink, AttentionRows<N>* rows, int r, int dim)
 }
 
 // Rows [row, row + N) of the flattened (token, head) list.
-template <class S, KvFormat kFormat, int N>
+template <class S, KvFormat kFormat, int kDim, int N>
 __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
-  const int dim = args.cache.dim;
-  AttentionRows<N> rows;
+  AttentionRows<N, kDim> rows;
+  const int dim = args.cache.dim, value_dim = rows.kPrefix ? args.cache.value_prefix : dim;
   for (int r = 0; r < N; ++r) {
     const int token = (row + r) / args.heads;
     const int head = (row + r) % args.heads;
@@ -320,7 +364,7 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
     rows.first[r] = args.window > 0 && row_keys > args.window ? row_keys - args.window : 0;
     rows.slope[r] = args.slopes == nullptr ? 0 : args.slopes[head];
     rows.begun[r] = false;
-    rows.out[r] = args.out + token * args.out_stride + head * dim;
+    rows.out[r] = args.out + token * args.out_stride + head * value_dim;
     const float* q = args.q + token * args.q_stride + head * dim;
     const auto scale = S::Set1(args.scale);
     for (int d = 0; d < dim; d += 16) S::Store(rows.q[r] + d, S::Mul(S::Load(q + d), scale));
@@ -330,32 +374,41 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
     for (int r = 0; r < N; ++r) {
       rows.max[r] = -__builtin_inff();
       rows.sum[r] = 0;
-      for (int d = 0; d < dim; d += 16) S::Store(rows.o[r] + d, S::Zero());
+      for (int d = 0; d < value_dim; d += 16) S::Store(rows.o[r] + d, S::Zero());
     }
     const int end = segment + kSegmentKeys < keys ? segment + kSegmentKeys : keys;
     const int first_tile = first / kTileKeys * kTileKeys;
     for (int begin = first_tile > segment ? first_tile : segment; begin < end; begin += kTileKeys) {
-      AttendTile<S, kFormat, N>(args, begin, &rows);
+      AttendTile<S, kFormat>(args, begin, &rows);
     }
-    MergeSegment<S>(&rows, segment, dim);
+    MergeSegment<S>(&rows, segment, value_dim);
   }
   for (int r = 0; r < N; ++r) {
-    if (args.sinks != nullptr) AddSink<S>(args.sinks[(row + r) % args.heads], &rows, r, dim);
+    if (args.sinks != nullptr) AddSink<S>(args.sinks[(row + r) % args.heads], &rows, r, value_dim);
     const auto inverse = S::Div(S::Set1(1.0f), S::Set1(rows.total_sum[r]));
-    for (int d = 0; d < dim; d += 16) {
+    for (int d = 0; d < value_dim; d += 16) {
       S::Store(rows.out[r] + d, S::Mul(S::Load(rows.total[r] + d), inverse));
     }
   }
 }
 
 // Rows [begin, end) in groups of N, the rest in smaller ones.
-template <class S, KvFormat kFormat, int N>
+template <class S, KvFormat kFormat, int kDim, int N>
 void AttendRange(const AttentionArgs& args, int begin, int end) {
-  for (; begin + N <= end; begin += N) AttendRows<S, kFormat, N>(args, begin);
+  for (; begin + N <= end; begin += N) AttendRows<S, kFormat, kDim, N>(args, begin);
   if constexpr (N > 4) {
-    AttendRange<S, kFormat, 4>(args, begin, end);
+    AttendRange<S, kFormat, kDim, 4>(args, begin, end);
   } else if constexpr (N > 1) {
-    AttendRange<S, kFormat, N - 1>(args, begin, end);
+    AttendRange<S, kFormat, kDim, N - 1>(args, begin, end);
+  }
+}
+
+template <class S, int kDim>
+void AttendAs(const AttentionArgs& args, int begin, int end) {
+  if (args.cache.format == KvFormat::kBf16) {
+    AttendRange<S, KvFormat::kBf16, kDim, S::kAttentionRows>(args, begin, end);
+  } else {
+    AttendRange<S, KvFormat::kF32, kDim, S::kAttentionRows>(args, begin, end);
   }
 }
 
@@ -363,10 +416,10 @@ template <class S>
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
   const int begin = token_begin * args.heads;
   const int end = token_end * args.heads;
-  if (args.cache.format == KvFormat::kBf16) {
-    AttendRange<S, KvFormat::kBf16, S::kAttentionRows>(args, begin, end);
+  if (args.cache.value_prefix > 0) {
+    AttendAs<S, kMaxLatentDim>(args, begin, end);
   } else {
-    AttendRange<S, KvFormat::kF32, S::kAttentionRows>(args, begin, end);
+    AttendAs<S, kMaxHeadDim>(args, begin, end);
   }
 }
 

@@ -24,6 +24,7 @@ FLOTILLA_INLINE typename S::I ToBf16(typename S::F x) {
   return S::ISelect(S::IsNan(x), S::IOr(high, S::ISet1(0x40)), rounded);
 }
 
+// Without a `v` it writes K only; so does WriteF32.
 template <class S>
 FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot,
                                std::byte* record) {
@@ -35,6 +36,7 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot
     uint32_t* keys = reinterpret_cast<uint32_t*>(record) + d / 2 * kKvBlockTokens + slot;
     FLOTILLA_UNROLL
     for (int i = 0; i < 8; ++i) keys[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
+    if (v == nullptr) continue;
     // V: an even token is the low half of its words and clears the high one.
     const auto encoded = ToBf16<S>(S::Load(v + d));
     if (slot % 2 == 0) {
@@ -72,7 +74,7 @@ FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, in
   for (; token < count; ++token) {
     for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens + token] = k[token * stride + d];
   }
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; v != nullptr && i < count; ++i) {
     for (int d = 0; d < dim; d += 16) {
       S::Store(values + (slot + i) * dim + d, S::Load(v + i * stride + d));
     }
@@ -90,14 +92,16 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int count = token_end - token < room ? token_end - token : room;
     for (int head = 0; head < args.heads; ++head) {
       const float* k = args.k + token * args.token_stride + head * dim;
-      const float* v = args.v + token * args.token_stride + head * dim;
+      const bool has_v = args.cache.value_prefix == 0;
+      const float* v = has_v ? args.v + token * args.token_stride + head * dim : nullptr;
       std::byte* record = KvRecord(args.cache, head, position);
       if (args.cache.format == KvFormat::kF32) {
         WriteF32<S>(k, v, args.token_stride, count, dim, slot, record);
         continue;
       }
       for (int i = 0; i < count; ++i) {
-        WriteBf16<S>(k + i * args.token_stride, v + i * args.token_stride, dim, slot + i, record);
+        WriteBf16<S>(k + i * args.token_stride, has_v ? v + i * args.token_stride : nullptr, dim,
+                     slot + i, record);
       }
     }
     token += count;

@@ -44,7 +44,7 @@ void Store(KvFormat format, std::byte* base, int64_t index, float value) {
 struct State {
   float max = kNone;
   float sum = 0;
-  float out[kMaxHeadDim] = {};
+  float out[kMaxLatentDim] = {};
 };
 
 // The query token and head of a call, and the keys [first_key, keys) that it sees.
@@ -73,6 +73,13 @@ float Score(const Query& query, int position) {
   return std::fma(args.slopes[query.head], static_cast<float>(distance), score);
 }
 
+// Element d of V of the token in `slot` of the record.
+float Value(const KvView& cache, const std::byte* record, int slot, int d) {
+  if (cache.value_prefix > 0) return Load(cache.format, record, KvKeyIndex(cache.format, slot, d));
+  return Load(cache.format, record + KvValueOffset(cache.format, cache.dim),
+              KvValueIndex(cache.format, cache.dim, slot, d));
+}
+
 // Adds the tile of keys that begins at `begin`, of which the query sees at least one.
 void AddTile(const Query& query, int begin, State* state) {
   const AttentionArgs& args = query.args;
@@ -86,7 +93,7 @@ void AddTile(const Query& query, int begin, State* state) {
   if (max > state->max && state->max != kNone) {
     const float correction = Exp(state->max - max);
     state->sum *= correction;
-    for (int d = 0; d < cache.dim; ++d) state->out[d] *= correction;
+    for (int d = 0; d < cache.value_dim(); ++d) state->out[d] *= correction;
   }
   state->max = max;
   float p[kTileKeys] = {};
@@ -95,12 +102,10 @@ void AddTile(const Query& query, int begin, State* state) {
   for (int i = 0; i < 16; ++i) lanes[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
   state->sum += LaneTree(lanes);
   for (int j = first; j < count; ++j) {
-    const std::byte* values =
-        Record(cache, args.kv_head, begin + j) + KvValueOffset(cache.format, cache.dim);
+    const std::byte* record = Record(cache, args.kv_head, begin + j);
     const int slot = (begin + j) % kKvBlockTokens;
-    for (int d = 0; d < cache.dim; ++d) {
-      const int64_t index = KvValueIndex(cache.format, cache.dim, slot, d);
-      state->out[d] = std::fma(p[j], Load(cache.format, values, index), state->out[d]);
+    for (int d = 0; d < cache.value_dim(); ++d) {
+      state->out[d] = std::fma(p[j], Value(cache, record, slot, d), state->out[d]);
     }
   }
 }
@@ -119,8 +124,8 @@ void Merge(const State& segment, int dim, State* total) {
 
 // Attention of one head of the token that sees `keys` positions or the last of them.
 void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, float* out) {
-  const int dim = args.cache.dim;
-  float scaled[kMaxHeadDim];
+  const int dim = args.cache.dim, value_dim = args.cache.value_dim();
+  float scaled[kMaxLatentDim];
   for (int d = 0; d < dim; ++d) scaled[d] = q[d] * args.scale;
   const int first_key = args.window > 0 && keys > args.window ? keys - args.window : 0;
   const Query query{args, scaled, head, first_key, keys};
@@ -134,7 +139,7 @@ void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, f
     if (begin <= first_key) {
       total = segment;
     } else {
-      Merge(segment, dim, &total);
+      Merge(segment, value_dim, &total);
     }
   }
   if (args.sinks != nullptr) {
@@ -142,10 +147,10 @@ void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, f
     const float max = sink > total.max ? sink : total.max;
     const float a = Exp(total.max - max);
     total.sum = std::fma(total.sum, a, Exp(sink - max));
-    for (int d = 0; d < dim; ++d) total.out[d] *= a;
+    for (int d = 0; d < value_dim; ++d) total.out[d] *= a;
   }
   const float inverse = 1.0f / total.sum;
-  for (int d = 0; d < dim; ++d) out[d] = total.out[d] * inverse;
+  for (int d = 0; d < value_dim; ++d) out[d] = total.out[d] * inverse;
 }
 
 }  // namespace
@@ -157,11 +162,14 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int slot = position % kKvBlockTokens;
     for (int head = 0; head < args.heads; ++head) {
       std::byte* keys = Record(cache, head, position);
-      std::byte* values = keys + KvValueOffset(cache.format, cache.dim);
       const float* k = args.k + token * args.token_stride + head * cache.dim;
-      const float* v = args.v + token * args.token_stride + head * cache.dim;
       for (int d = 0; d < cache.dim; ++d) {
         Store(cache.format, keys, KvKeyIndex(cache.format, slot, d), k[d]);
+      }
+      if (cache.value_prefix > 0) continue;
+      std::byte* values = keys + KvValueOffset(cache.format, cache.dim);
+      const float* v = args.v + token * args.token_stride + head * cache.dim;
+      for (int d = 0; d < cache.dim; ++d) {
         Store(cache.format, values, KvValueIndex(cache.format, cache.dim, slot, d), v[d]);
         if (cache.format == KvFormat::kBf16 && slot % 2 == 0) {
           Store(cache.format, values, KvValueIndex(cache.format, cache.dim, slot + 1, d), 0.0f);
@@ -176,7 +184,7 @@ void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
     for (int head = 0; head < args.heads; ++head) {
       AttendHead(args, head, args.q + token * args.q_stride + head * args.cache.dim,
                  args.first_position + token + 1,
-                 args.out + token * args.out_stride + head * args.cache.dim);
+                 args.out + token * args.out_stride + head * args.cache.value_dim());
     }
   }
 }

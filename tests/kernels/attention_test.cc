@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/kernel_fixtures.h"
@@ -37,10 +38,11 @@ constexpr Variant kVariants[] = {
 
 // One sequence in a cache whose every unused byte is NaN; its blocks are scattered.
 struct Cache {
-  Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads)
-      : format(format), dim(dim), length(length), heads(heads) {
+  Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads,
+        int value_prefix = 0)
+      : format(format), dim(dim), length(length), heads(heads), value_prefix(value_prefix) {
     const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
-    record_bytes = KvRecordBytes(format, dim);
+    record_bytes = KvRecordBytes(format, dim, value_prefix);
     const int64_t bytes = (blocks + 3) * kKvHeads * record_bytes;
     memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
     std::memset(memory.get(), 0xFF, bytes);  // NaN in bf16 and in fp32
@@ -55,6 +57,7 @@ struct Cache {
   KvView view() const {
     return {.format = format,
             .dim = dim,
+            .value_prefix = value_prefix,
             .base = memory.get(),
             .block_stride = kKvHeads * record_bytes,
             .head_stride = record_bytes,
@@ -67,15 +70,16 @@ struct Cache {
                   .first_position = begin,
                   .heads = kKvHeads,
                   .k = k.data() + begin * stride,
-                  .v = v.data() + begin * stride,
+                  .v = value_prefix > 0 ? nullptr : v.data() + begin * stride,
                   .token_stride = stride},
                  0, end - begin);
   }
 
-  // Attention of query tokens [begin, end) in one call, [tokens, heads, dim].
+  // Attention of query tokens [begin, end) in one call, [tokens, heads, value_dim].
   std::vector<float> Attend(const Ops& ops, int kv_head, int begin, int end,
                             const Variant& variant = {}) const {
-    std::vector<float> out(static_cast<size_t>(end - begin) * heads * dim);
+    const int64_t out_stride = int64_t{heads} * view().value_dim();
+    std::vector<float> out(static_cast<size_t>((end - begin) * out_stride));
     ops.paged_attention({.cache = view(),
                          .kv_head = kv_head,
                          .first_position = begin,
@@ -88,7 +92,7 @@ struct Cache {
                          .slopes = variant.slopes ? kSlopes : nullptr,
                          .sinks = variant.sinks ? kSinks : nullptr,
                          .out = out.data(),
-                         .out_stride = heads * dim},
+                         .out_stride = out_stride},
                         0, end - begin);
     return out;
   }
@@ -98,7 +102,7 @@ struct Cache {
   };
 
   KvFormat format;
-  int dim, length, heads;
+  int dim, length, heads, value_prefix;
   int64_t record_bytes;
   std::unique_ptr<std::byte, Free> memory;
   std::vector<int32_t> table;
@@ -124,6 +128,46 @@ TEST_P(AttentionTest, SameBitsAsReference) {
           const std::vector<float> out = cache.Attend(ops(), 1, begin, length, variant);
           ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length, variant), out));
           for (const float x : out) ASSERT_TRUE(std::isfinite(x));
+        }
+      }
+    }
+  }
+}
+
+// With V in K the results are those of K and V apart, element by element, and V has no memory.
+TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
+  struct Dims {
+    int dim, prefix;
+  };
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    for (const Dims& dims : {Dims{576, 512}, Dims{48, 32}, Dims{80, 80}, Dims{240, 16}}) {
+      for (const int length : {1, 15, 16, 18, 63, 65, 129, 257, 530}) {
+        if (dims.dim > 500 && length > 300) continue;
+        testing::Random random(length * 1000 + dims.dim);
+        const int heads = random.Int(1, 5);
+        SCOPED_TRACE(absl::StrCat("dim ", dims.dim, " length ", length, " heads ", heads,
+                                  format == KvFormat::kBf16 ? " bf16" : " fp32"));
+        const Cache cache(ops(), format, dims.dim, length, random, heads, dims.prefix);
+        EXPECT_EQ(cache.record_bytes, dims.dim * 16 * KvElementBytes(format));
+        std::optional<Cache> apart;
+        if (dims.dim <= kMaxHeadDim) {
+          testing::Random same(length * 1000 + dims.dim);
+          apart.emplace(reference(), format, dims.dim, length, same, same.Int(1, 5));
+          apart->k = apart->v = cache.k;
+          apart->q = cache.q;
+          apart->Write(reference(), 0, length);
+        }
+        const int begin = std::max(0, length - random.Int(1, 9));
+        for (const Variant& variant : kVariants) {
+          SCOPED_TRACE(absl::StrCat("variant ", &variant - kVariants));
+          const std::vector<float> out = cache.Attend(ops(), 1, begin, length, variant);
+          for (const float x : out) ASSERT_TRUE(std::isfinite(x));
+          ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length, variant), out));
+          if (!apart.has_value()) continue;
+          const std::vector<float> whole = apart->Attend(reference(), 1, begin, length, variant);
+          for (size_t i = 0; i < out.size(); ++i) {
+            ASSERT_EQ(out[i], whole[i / dims.prefix * dims.dim + i % dims.prefix]) << i;
+          }
         }
       }
     }
