@@ -41,6 +41,16 @@ std::map<std::string, std::string_view> Roles(const model::ModelSpec& spec) {
   return roles;
 }
 
+// E.g. "4 query and 2 KV heads of 32".
+std::string Heads(const model::AttentionSpec& attention) {
+  if (attention.latent.has_value()) {
+    return absl::StrFormat("%d query heads of %d, a latent of %d + %d", attention.heads,
+                           attention.head_dim, attention.latent->rank, attention.latent->rope_dim);
+  }
+  return absl::StrFormat("%d query and %d KV heads of %d", attention.heads, attention.kv_heads,
+                         attention.head_dim);
+}
+
 // E.g. "FFN of 1536".
 std::string Ffns(const model::ModelSpec& spec) {
   std::vector<std::string> parts;
@@ -62,11 +72,9 @@ std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
         "cannot be served: ",
         absl::StrReplaceAll(absl::Utf8SafeCEscape(spec.status().message()), {{"\\'", "'"}}));
   }
-  const model::AttentionSpec& attention = spec->attention();
-  return absl::StrFormat(
-      "%s: %d layers of %d, %d query and %d KV heads of %d, %s, %d tokens, context %d",
-      spec->architecture, spec->layers.size(), spec->hidden, attention.heads, attention.kv_heads,
-      attention.head_dim, Ffns(*spec), spec->vocab, spec->context_length);
+  return absl::StrFormat("%s: %d layers of %d, %s, %s, %d tokens, context %d", spec->architecture,
+                         spec->layers.size(), spec->hidden, Heads(spec->attention()), Ffns(*spec),
+                         spec->vocab, spec->context_length);
 }
 
 }  // namespace

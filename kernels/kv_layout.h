@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "absl/status/status.h"
+
 namespace flotilla::kernels {
 
 inline constexpr int kKvBlockTokens = 16;
@@ -44,6 +46,9 @@ constexpr int64_t KvRecordBytes(KvFormat format, int dim, int value_prefix = 0) 
 
 // Byte offset of V inside a record that has it.
 constexpr int64_t KvValueOffset(KvFormat format, int dim) { return KvRecordBytes(format, dim) / 2; }
+
+// UNIMPLEMENTED: kernels cannot attend with K of `dim` elements and such a prefix.
+absl::Status CheckKvDims(int dim, int value_prefix);
 
 // Element index (not bytes) inside K or V of token `slot` (0..15), dimension d.
 constexpr int64_t KvKeyIndex(KvFormat format, int slot, int d) {

@@ -72,6 +72,17 @@ const Ops& GetOps(Isa isa) {
   std::abort();
 }
 
+absl::Status CheckKvDims(int dim, int value_prefix) {
+  const int most = value_prefix > 0 ? kMaxLatentDim : kMaxHeadDim;
+  if (dim % 16 != 0 || dim > most || value_prefix > dim) {
+    return absl::UnimplementedError(
+        absl::StrCat("head size ", dim, " is not a multiple of 16 up to ", most));
+  }
+  if (value_prefix % 16 == 0) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("a latent of ", value_prefix, " is not a multiple of 16"));
+}
+
 SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   if (b.max == kNone) return a;

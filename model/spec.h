@@ -45,11 +45,26 @@ enum class HeadNorms : uint8_t {
   kAllHeads,  // of all heads together
 };
 
-// Grouped-query attention. heads / kv_heads query heads share a KV head.
+// Multi-head latent attention (arXiv 2405.04434): of a token's K and V only a latent is kept, and
+// one part of K that has a position, which all heads share. A matrix of each head makes its K and V
+// of the latent; here the decoder multiplies queries and results by it instead.
+struct LatentSpec {
+  uint32_t query_rank = 0;  // queries are made of so many numbers of a token; 0: of its residual
+  uint32_t rank = 0;        // of the latent, a multiple of 16
+  uint32_t nope_dim = 0;    // of a query head: the first elements, without a position
+  uint32_t rope_dim = 0;    // the last elements, all of which are rotated; a multiple of 16
+  uint32_t value_dim = 0;   // of a head's V
+  NormSpec norm;            // of the latent, and of what queries are made of
+
+  bool operator==(const LatentSpec&) const = default;
+};
+
+// Grouped-query attention, or with a latent one KV head. heads / kv_heads query heads share a KV
+// head.
 struct AttentionSpec {
   uint32_t heads = 0;  // a multiple of kv_heads
   uint32_t kv_heads = 0;
-  uint32_t head_dim = 0;  // of queries, keys and values alike
+  uint32_t head_dim = 0;  // of queries; without a latent also of keys and values
   HeadNorms head_norms = HeadNorms::kNone;
   NormSpec head_norm;
   float scale = 0;               // of the scores
@@ -59,6 +74,13 @@ struct AttentionSpec {
   bool alibi = false;            // scores get a slope by distance (arXiv 2108.12409)
   bool sinks = false;            // each head has one more score, without a value
   uint32_t kv_group = 0;         // index into ModelSpec::kv_groups
+  std::optional<LatentSpec> latent;
+
+  // Of K in the KV memory, and of how many first elements of it are V; 0: V is as long, by itself.
+  uint32_t key_dim() const { return latent ? latent->rank + latent->rope_dim : head_dim; }
+  uint32_t value_prefix() const { return latent ? latent->rank : 0; }
+  // Of a head's result, which the output product reads.
+  uint32_t value_dim() const { return latent ? latent->value_dim : head_dim; }
 
   // The splits of the output product: one for each KV head, or for each query head where all
   // share one KV head, which every rank then has.
@@ -154,7 +176,8 @@ struct ModelSpec {
   float logit_softcap = 0;         // as AttentionSpec::softcap, after the factor
   bool tied_embedding = false;     // the head is the table of token vectors
   std::vector<TensorRow> tensors;  // where each weight is in the file
-  // Tensors that files have and nobody needs, as TensorRow::name.
+  // Tensors that files have and nobody needs, as TensorRow::name. A name that ends with "." stands
+  // for all that begin with it.
   std::vector<std::string> unused_tensors;
 
   // The parts of the first layer. Decoder::Check says whether those of all layers have their sizes.

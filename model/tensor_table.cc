@@ -33,8 +33,14 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
   const bool vector = row.rows == Extent::kOne;
   uint64_t want[4] = {SizeOf(row.columns, spec), SizeOf(row.rows, spec), 1, 1};
   if (row.rows_in_file != 0) want[vector ? 0 : 1] = row.rows_in_file;
+  if (IsPerHead(row.role)) want[1] = SizeOf(row.rows, spec);
   if (row.transposed) std::swap(want[0], want[1]);
   uint32_t rank = vector ? 1 : 2;
+  if (IsPerHead(row.role) && row.rows_in_file != 0) {
+    want[1] = row.rows_in_file;
+  } else if (IsPerHead(row.role)) {
+    want[rank++] = SizeOf(Extent::kHeads, spec);
+  }
   if (HasExpertAxis(row)) want[rank++] = SizeOf(Extent::kExperts, spec);
   // Hugging Face has the one row of this matrix as a matrix, and llama.cpp as a vector.
   if (row.role == TensorRole::kSharedRouter) rank = tensor->rank;
@@ -70,6 +76,14 @@ std::string_view RoleName(TensorRole role) {
                                                 "query norm",
                                                 "key norm",
                                                 "sinks",
+                                                "query down",
+                                                "query down bias",
+                                                "query down norm",
+                                                "latent",
+                                                "latent bias",
+                                                "latent norm",
+                                                "latent keys",
+                                                "latent values",
                                                 "attention output",
                                                 "attention output bias",
                                                 "attention post-norm",
@@ -127,6 +141,18 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec) {
     case Extent::kKeys:
     case Extent::kAllKeys:
       return uint64_t{attention.kv_heads} * attention.head_dim;
+    case Extent::kValues:
+      return uint64_t{attention.heads} * attention.value_dim();
+    case Extent::kQueryRank:
+      return attention.latent.has_value() ? attention.latent->query_rank : 0;
+    case Extent::kLatentRank:
+      return attention.value_prefix();
+    case Extent::kLatentKey:
+      return attention.key_dim();
+    case Extent::kNopeDim:
+      return attention.latent.has_value() ? attention.latent->nope_dim : 0;
+    case Extent::kValueDim:
+      return attention.value_dim();
     case Extent::kFfn:
       return spec.ffn().width;
     case Extent::kExpertFfn:
@@ -155,6 +181,10 @@ bool IsInLayer(TensorRole role, const LayerSpec& layer) {
 
 bool IsPerExpert(TensorRole role) {
   return role >= TensorRole::kExpertGate && role <= TensorRole::kExpertDownBias;
+}
+
+bool IsPerHead(TensorRole role) {
+  return role == TensorRole::kLatentKeys || role == TensorRole::kLatentValues;
 }
 
 std::string NameInFile(const TensorRow& row, uint32_t layer, uint32_t expert) {
@@ -188,6 +218,25 @@ absl::StatusOr<Tensor> FindWeight(const Checkpoint& checkpoint, const ModelSpec&
   return weight;
 }
 
+absl::StatusOr<Tensor> FindHeadWeight(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                      const TensorRow& row, uint32_t layer, uint32_t head) {
+  const std::string name = NameInFile(row, layer);
+  const Tensor* tensor = checkpoint.FindTensor(name);
+  if (tensor == nullptr) return absl::NotFoundError(Cat("tensor ", name, " is missing"));
+  Tensor weight = *tensor;
+  // Rows of the file.
+  const uint64_t count = SizeOf(row.transposed ? row.columns : row.rows, spec);
+  const uint64_t first = row.rows_in_file == 0 ? head * count
+                                               : static_cast<uint64_t>(row.map.first) +
+                                                     head * static_cast<uint64_t>(row.map.stride);
+  const uint64_t row_bytes = weight.data.size() / (weight.dims[1] * weight.dims[2]);
+  weight.data = weight.data.subspan(row_bytes * first, row_bytes * count);
+  weight.rank = 2;
+  weight.dims[1] = count;
+  weight.dims[2] = 1;
+  return weight;
+}
+
 int64_t RowMap::At(int64_t index) const {
   if (pairs != 0 && index % head < pairs) {
     const int64_t in_head = index % head;
@@ -214,14 +263,17 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
       expected.insert(std::move(name));
     }
   }
+  std::vector<std::string_view> unused;
   for (const std::string& name : spec.unused_tensors) {
+    if (name.ends_with('.')) unused.push_back(name);
     const TensorRow row{.role = {}, .name = name, .columns = {}, .map = {}};
     for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
       expected.insert(NameInFile(row, layer));
     }
   }
   for (const Tensor& tensor : checkpoint.tensors()) {
-    if (!expected.contains(std::string(tensor.name))) {
+    const auto begins = [&](std::string_view prefix) { return tensor.name.starts_with(prefix); };
+    if (!expected.contains(std::string(tensor.name)) && std::ranges::none_of(unused, begins)) {
       return Unimplemented("tensor ", tensor.name, " has no meaning in this architecture");
     }
   }

@@ -33,7 +33,15 @@ enum class TensorRole : uint8_t {
   kValueBias,
   kQueryNorm,
   kKeyNorm,
-  kSinks,  // a score of each head without a value
+  kSinks,      // a score of each head without a value
+  kQueryDown,  // from the residual to what queries are made of
+  kQueryDownBias,
+  kQueryDownNorm,
+  kLatent,  // from the residual to the latent, and to the rotated part of K
+  kLatentBias,
+  kLatentNorm,
+  kLatentKeys,    // of each head: from its query to the latent
+  kLatentValues,  // of each head: from the latent to its V
   kAttentionOutput,
   kAttentionOutputBias,
   kAttentionPostNorm,
@@ -69,10 +77,10 @@ enum class TensorRole : uint8_t {
   kRopeFactors,  // what RoPE's frequencies are divided by; read by LoadSpec
 };
 
-// The length of a tensor's axis. It also says how the axis is sharded: kQueries, kKeys, kHeads
-// and kKvHeads by attention splits, kFfn, kExpertFfn and kSharedFfn by FFN splits, kVocabulary by
-// chunks of the vocabulary, the others not at all. kAllQueries and kAllKeys are as long as kQueries
-// and kKeys.
+// The length of a tensor's axis. It also says how the axis is sharded: kQueries, kKeys, kValues,
+// kHeads and kKvHeads by attention splits, kFfn, kExpertFfn and kSharedFfn by FFN splits,
+// kVocabulary by chunks of the vocabulary, the others not at all. kAllQueries and kAllKeys are as
+// long as kQueries and kKeys.
 enum class Extent : uint8_t {
   kOne,
   kHidden,
@@ -82,8 +90,14 @@ enum class Extent : uint8_t {
   kKvHeads,
   kQueries,
   kKeys,
+  kValues,  // of all heads, as the output product reads them
   kAllQueries,
   kAllKeys,
+  kQueryRank,
+  kLatentRank,
+  kLatentKey,  // the latent and the rotated part of K
+  kNopeDim,
+  kValueDim,
   kFfn,
   kExpertFfn,
   kSharedFfn,
@@ -119,7 +133,8 @@ struct TensorRow {
   Extent rows = Extent::kOne;  // kOne: a vector
   RowMap map;
   // How many rows (or elements) the file's tensor has, if that is not what `rows` (or `columns`)
-  // says: other weights are in it, too.
+  // says: other weights are in it, too. With it a weight of each head is a run of rows of one
+  // matrix, `map` says which; without it the heads are the last axis of the file's tensor.
   uint64_t rows_in_file = 0;
   bool transposed = false;  // the file has the outputs along the contiguous axis
   float plus = 0;           // added to each element of a vector
@@ -133,8 +148,9 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec);
 bool IsPerLayer(const TensorRow& row);
 // Whether the role is in such a layer. Roles of no layer are in each.
 bool IsInLayer(TensorRole role, const LayerSpec& layer);
-// Whether each expert has such a weight.
+// Whether each expert, or each query head, has such a weight.
 bool IsPerExpert(TensorRole role);
+bool IsPerHead(TensorRole role);
 std::string NameInFile(const TensorRow& row, uint32_t layer, uint32_t expert = 0);
 // The names of all tensors of the row: one of each layer that has such a part, or one of each of
 // its experts.
@@ -143,6 +159,10 @@ std::vector<std::string> NamesInFile(const TensorRow& row, const ModelSpec& spec
 // tensor, and the message names it. The tensor must have the shape that CheckTensors wants.
 absl::StatusOr<Tensor> FindWeight(const Checkpoint& checkpoint, const ModelSpec& spec,
                                   const TensorRow& row, uint32_t layer, uint32_t expert = 0);
+
+// The same of a query head, as a matrix by itself.
+absl::StatusOr<Tensor> FindHeadWeight(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                      const TensorRow& row, uint32_t layer, uint32_t head);
 
 // The tensor that is the head: one of its own, or the table of token vectors.
 TensorRole HeadRole(const ModelSpec& spec);

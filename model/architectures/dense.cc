@@ -66,8 +66,13 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
                                   ffn_factor == 0 ? std::nullopt : std::optional<uint64_t>(2048));
   if (!in_.status().ok()) return;
   const uint64_t default_dim = spec_.hidden / attention.heads;
-  attention.head_dim = in_.Uint("attention.key_length", 16, kMaxHeadDim, default_dim);
-  const uint32_t value_dim = in_.Uint("attention.value_length", 16, kMaxHeadDim, default_dim);
+  if (!attention.latent.has_value()) {
+    attention.head_dim = in_.Uint("attention.key_length", 16, kMaxHeadDim, default_dim);
+    in_.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
+    in_.Require(
+        in_.Uint("attention.value_length", 16, kMaxHeadDim, default_dim) == attention.head_dim,
+        "attention.value_length", "differs from key_length");
+  }
   layer_.norm = {.kind = norms,
                  .eps = norm_eps_ != 0
                             ? norm_eps_
@@ -78,8 +83,6 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
   in_.Require(spec_.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
   in_.Require(attention.heads % attention.kv_heads == 0, "attention.head_count",
               "is not a multiple of attention.head_count_kv");
-  in_.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
-  in_.Require(value_dim == attention.head_dim, "attention.value_length", "differs from key_length");
   if (!layer_.moe.has_value()) in_.RefuseIfSet("expert_count");
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
   spec_.output_norm = layer_.norm;
@@ -104,9 +107,10 @@ void DenseReader::FinishExperts(std::optional<Activation> activation) {
   moe.normalised = in_.Bool("expert_weights_norm", moe.normalised);
   // Layers without experts.
   const uint32_t step = in_.Uint("interleave_moe_layer_step", 1, kMaxLayers, 1);
+  const uint32_t first = in_.Uint("leading_dense_block_count", 0, layers_, 0);
   if (!in_.status().ok()) return;
   has_experts_.resize(layers_);
-  for (uint32_t i = 0; i < layers_; ++i) has_experts_[i] = (i + 1) % step == 0;
+  for (uint32_t i = 0; i < layers_; ++i) has_experts_[i] = i >= first && (i + 1) % step == 0;
   constexpr std::string_view kDense = "mlp_only_layers";
   const auto dense = checkpoint_.configuration().Numbers(kDense);
   in_.Require(dense.ok() || !checkpoint_.configuration().Has(kDense), kDense, "is no list");
@@ -132,7 +136,8 @@ void DenseReader::ReadActivation() {
 
 void DenseReader::ReadRope(Pairs hf_pairs, Pairs llama_cpp_pairs, float local_base) {
   if (!in_.status().ok()) return;
-  const uint32_t dim = layer_.attention.head_dim;
+  const auto& latent = layer_.attention.latent;
+  const uint32_t dim = latent.has_value() ? latent->rope_dim : layer_.attention.head_dim;
   rope_dim_ = in_.Uint("rope.dimension_count", 2, dim, dim);
   in_.Require(rope_dim_ % 2 == 0, "rope.dimension_count", "is odd");
   if (!in_.status().ok()) return;

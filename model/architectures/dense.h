@@ -57,13 +57,13 @@ class DenseReader {
   LayerSpec& layer() { return layer_; }
   AttentionSpec& attention() { return layer_.attention; }
 
-  // Sizes, and eps of norms of this kind, under the usual keys; the layer's activation, if the file
-  // says it. Where the file does not say the FFN's width, it is `ffn_factor` times the hidden size
-  // (0: the file must).
+  // Sizes, and eps of norms of this kind, under the usual keys, but not those of heads where the
+  // attention has a latent; the layer's activation, if the file says it. Where the file does not
+  // say the FFN's width, it is `ffn_factor` times the hidden size (0: the file must).
   void ReadSizes(NormKind norms, uint32_t ffn_factor = 0);
   // Layers get experts in place of their FFN, as `moe` says, with the numbers that the file has.
-  // Call this before ReadSizes, which else refuses experts, and FinishExperts after it. False: the
-  // file has no experts.
+  // Call this before ReadSizes, which else refuses experts, and FinishExperts after it, which finds
+  // the layers without experts. False: the file has no experts.
   bool ReadExperts(const MoeSpec& moe);
   // `activation` is that of the experts; none: that of the layer.
   void FinishExperts(std::optional<Activation> activation = std::nullopt);

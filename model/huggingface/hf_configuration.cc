@@ -58,6 +58,21 @@ constexpr Names kNames[] = {
     {"expert_weights_norm", {"norm_topk_prob"}},
     {"interleave_moe_layer_step", {"decoder_sparse_step"}},
     {"mlp_only_layers", {"mlp_only_layers"}},
+    {"expert_shared_count", {"n_shared_experts"}},
+    {"expert_weights_scale", {"routed_scaling_factor"}},
+    {"expert_group_count", {"n_group"}},
+    {"expert_group_used_count", {"topk_group"}},
+    {"leading_dense_block_count", {"first_k_dense_replace"}},
+    {"nextn_predict_layers", {"num_nextn_predict_layers"}},
+    {"moe_layer_freq", {"moe_layer_freq"}},
+    {"topk_method", {"topk_method"}},
+    {"scoring_func", {"scoring_func"}},
+    {"attention.q_lora_rank", {"q_lora_rank"}},
+    {"attention.kv_lora_rank", {"kv_lora_rank"}},
+    {"attention.nope_length", {"qk_nope_head_dim"}},
+    {"attention.rope_length", {"qk_rope_head_dim"}},
+    {"attention.value_length_mla", {"v_head_dim"}},
+    {"rope_interleave", {"rope_interleave"}},
     {"swiglu_limit", {"swiglu_limit"}},
     {"swiglu_alpha", {"swiglu_alpha"}},
     {"vocab_size", {"vocab_size"}},
@@ -140,8 +155,13 @@ std::string HfConfiguration::NameOf(std::string_view key) const {
     return "config.json: partial_rotary_factor of a head";
   }
   const Names* names = FindNames(kNames, key);
-  if (names == nullptr) names = FindNames(kRopeNames, key);
-  return Cat("config.json: ", names == nullptr ? key : names->names[0]);
+  const bool of_rope = names == nullptr;
+  if (of_rope) names = FindNames(kRopeNames, key);
+  if (names == nullptr) return Cat("config.json: ", key);
+  for (const std::string_view name : names->names) {
+    if (Member(of_rope ? rope_ : text_, name) != nullptr) return Cat("config.json: ", name);
+  }
+  return Cat("config.json: ", names->names[0]);
 }
 
 const Json* HfConfiguration::Find(std::string_view key) const {

@@ -34,6 +34,7 @@ using worker::BufferHandle;
 using worker::EmbeddingHandle;
 using worker::ExpertsHandle;
 using worker::HeadHandle;
+using worker::HeadMatricesHandle;
 using worker::MatrixHandle;
 using worker::NormOp;
 using worker::ProjectionHandle;
@@ -108,6 +109,12 @@ class Weights {
   kernels::PackedMatrix matrix_;
 };
 
+// A number of inputs, filled up to whole blocks.
+std::int32_t Whole(std::int64_t inputs) {
+  return static_cast<std::int32_t>((inputs + worker::kSplitBlock - 1) / worker::kSplitBlock *
+                                   worker::kSplitBlock);
+}
+
 std::int64_t InputsOf(const worker::MatrixPart& part) {
   return static_cast<std::int64_t>(part.tensor->dims[part.transposed ? 1 : 0]);
 }
@@ -127,7 +134,7 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
   const std::int64_t inputs = InputsOf(parts.front());
   if (places.empty()) {
     const auto end = static_cast<std::int32_t>(inputs);
-    places.push_back({.begin = 0, .end = end, .at = 0, .width = end});
+    places.push_back({.begin = 0, .end = end, .at = 0, .width = Whole(end)});
   }
   WeightEncoding encoding = model::EncodingOf(parts.front().tensor->type);
   std::int64_t columns = 0;
@@ -252,6 +259,8 @@ struct Matrix {
   std::vector<float> bias;  // may be empty
 };
 
+using HeadMatrices = std::vector<Weights>;
+
 struct Projection {
   std::int64_t inputs = 0;   // of this rank
   std::vector<float> bias;   // may be empty
@@ -298,7 +307,8 @@ struct HeadWeights {
   std::int64_t tokens() const { return weights.has_value() ? weights->columns() : 0; }
 };
 
-// K and V of 16 tokens of one layer and head: [16 tokens][dim] each.
+// K and V of 16 tokens of one layer and head: [16 tokens][dim] each. V has nothing where it is a
+// prefix of K.
 struct Plane {
   std::vector<float> keys, values;
 };
@@ -432,6 +442,7 @@ class DeferredBackend::Device {
   }
   absl::StatusOr<MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts,
                                          std::vector<float> bias);
+  absl::StatusOr<HeadMatricesHandle> AddHeadMatrices(std::vector<worker::MatrixPart> parts);
   absl::StatusOr<ProjectionHandle> AddProjection(const worker::ProjectionSource& source);
   absl::StatusOr<ExpertsHandle> AddExperts(const worker::ExpertsSource& source);
   absl::StatusOr<HeadHandle> AddHead(const worker::HeadSource& source);
@@ -443,6 +454,7 @@ class DeferredBackend::Device {
   bool Has(RopeHandle handle) const { return ropes_.contains(handle.index()); }
   bool Has(EmbeddingHandle handle) const { return embeddings_.contains(handle.index()); }
   bool Has(MatrixHandle handle) const { return matrices_.contains(handle.index()); }
+  bool Has(HeadMatricesHandle handle) const { return head_matrices_.contains(handle.index()); }
   bool Has(ProjectionHandle handle) const { return projections_.contains(handle.index()); }
   bool Has(ExpertsHandle handle) const { return experts_.contains(handle.index()); }
   bool Has(HeadHandle handle) const { return heads_.contains(handle.index()); }
@@ -484,6 +496,10 @@ class DeferredBackend::Device {
   absl::Status RunMixture(BufferHandle x, ExpertsHandle experts, bool accumulate, BufferHandle out);
   absl::Status ScaleShared(ExpertsHandle experts, BufferHandle x);
   absl::Status AddScaled(BufferHandle x, float factor, BufferHandle residual);
+  absl::Status Absorb(const worker::LatentOp& op, BufferHandle queries, BufferHandle latent,
+                      BufferHandle qkv);
+  absl::Status MultiplyHeads(BufferHandle x, HeadMatricesHandle matrices,
+                             const std::vector<std::int32_t>& places, BufferHandle out);
   absl::Status RopeAndStore(const AttentionOp& attention, BufferHandle qkv);
   absl::Status Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out);
   absl::Status Head(BufferHandle x, const NormOp& norm, HeadHandle head);
@@ -536,6 +552,8 @@ class DeferredBackend::Device {
   // One product of a row's mixture, from the row's activations.
   std::vector<float> MixRow(const Experts& experts, const worker::TreeProgram& program,
                             const Route& route, const float* x, std::int64_t x_stride) const;
+  // x * the matrix, for one row of one head.
+  std::vector<float> MultiplyHead(const Weights& matrix, const float* x) const;
   void NormHeads(const AttentionOp& attention, float* heads, int count, const NormOp& norm) const;
   void WriteKv(std::uint32_t block, std::size_t plane, int slot, const float* k, const float* v);
   std::vector<Line> GatherKv(const std::int32_t* table, int count, std::size_t plane) const;
@@ -553,6 +571,7 @@ class DeferredBackend::Device {
   ByHandle<kernels::RopeTable> ropes_;
   ByHandle<worker::EmbeddingSource> embeddings_;
   ByHandle<Matrix> matrices_;
+  ByHandle<HeadMatrices> head_matrices_;
   ByHandle<Projection> projections_;
   ByHandle<Experts> experts_;
   ByHandle<HeadWeights> heads_;
@@ -579,6 +598,22 @@ absl::StatusOr<MatrixHandle> DeferredBackend::Device::AddMatrix(
   }
   return Keep<MatrixHandle>(matrices_,
                             Matrix{.weights = *std::move(weights), .bias = std::move(bias)});
+}
+
+absl::StatusOr<HeadMatricesHandle> DeferredBackend::Device::AddHeadMatrices(
+    std::vector<worker::MatrixPart> parts) {
+  HeadMatrices matrices;
+  for (worker::MatrixPart& part : parts) {
+    auto weights = Weights::Create({part});
+    if (!weights.ok()) return weights.status();
+    matrices.push_back(*std::move(weights));
+    if (matrices.back().k() != matrices.front().k() ||
+        matrices.back().columns() != matrices.front().columns()) {
+      return Misfit("the matrices of heads");
+    }
+  }
+  if (matrices.empty()) return Misfit("the matrices of no heads");
+  return Keep<HeadMatricesHandle>(head_matrices_, std::move(matrices));
 }
 
 absl::StatusOr<ProjectionHandle> DeferredBackend::Device::AddProjection(
@@ -691,6 +726,9 @@ absl::StatusOr<HeadHandle> DeferredBackend::Device::AddHead(const worker::HeadSo
 absl::Status DeferredBackend::Device::Load() {
   absl::Status status;
   for (auto& [handle, matrix] : matrices_) status.Update(matrix.weights.Load());
+  for (auto& [handle, matrices] : head_matrices_) {
+    for (Weights& matrix : matrices) status.Update(matrix.Load());
+  }
   for (auto& [handle, projection] : projections_) {
     for (SubtreeProduct& product : projection.products) status.Update(product.weights.Load());
   }
@@ -720,6 +758,9 @@ absl::Status DeferredBackend::Device::CreateKv(const worker::KvShape& shape, std
 std::int64_t DeferredBackend::Device::weight_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [handle, matrix] : matrices_) bytes += matrix.weights.bytes();
+  for (const auto& [handle, matrices] : head_matrices_) {
+    for (const Weights& matrix : matrices) bytes += matrix.bytes();
+  }
   for (const auto& [handle, projection] : projections_) {
     for (const SubtreeProduct& product : projection.products) bytes += product.weights.bytes();
   }
@@ -939,13 +980,15 @@ absl::Status DeferredBackend::Device::NormFor(BufferHandle x_handle,
                                               BufferHandle out) {
   const Buffer& x = buffers_.at(x_handle.index());
   const Weights& matrix = matrices_.at(next.index()).weights;
-  if ((norm.has_value() && x.width != SizeOf(*norm)) || matrix.k() != x.width ||
-      buffers_.at(out.index()).width < x.width) {
+  if ((norm.has_value() && x.width != SizeOf(*norm)) || matrix.k() != Whole(x.width) ||
+      buffers_.at(out.index()).width < matrix.k()) {
     return Misfit("Norm");
   }
   form_ = {.buffer = out, .matrix = next, .rows = {}};
   for (const std::vector<float>& row : x.rows) {
-    const std::vector<float> normed = norm.has_value() ? Normed(*norm, row.data(), x.width) : row;
+    std::vector<float> normed = norm.has_value() ? Normed(*norm, row.data(), x.width) : row;
+    normed.resize(static_cast<std::size_t>(x.width));
+    normed.resize(static_cast<std::size_t>(matrix.k()), 0.0f);
     form_.rows.push_back(matrix.OperandOf(options_.recipe, normed.data()));
   }
   buffers_.at(out.index()).Poison();
@@ -1238,18 +1281,21 @@ absl::Status DeferredBackend::Device::AddScaled(BufferHandle x_handle, float fac
 
 absl::Status DeferredBackend::Device::CheckAttention(const AttentionOp& attention,
                                                      const Buffer& qkv) const {
-  const std::int64_t heads =
-      std::int64_t{attention.projected_heads} + attention.projected_kv_heads + attention.kv_heads;
+  const std::int64_t heads = std::int64_t{attention.projected_heads} +
+                             attention.projected_kv_heads +
+                             (attention.value_prefix > 0 ? 0 : attention.kv_heads);
   const bool rotates = attention.rope.valid();
   const bool fits = attention.kv_heads == kv_shape_.kv_heads && attention.kv_heads > 0 &&
                     attention.heads % attention.kv_heads == 0 &&
-                    attention.head_dim == kv_shape_.head_dim && attention.layer >= 0 &&
+                    attention.head_dim == kv_shape_.head_dim &&
+                    attention.value_prefix == kv_shape_.value_prefix && attention.layer >= 0 &&
                     attention.layer < kv_shape_.layers &&
                     attention.first_head + attention.heads <= attention.projected_heads &&
                     attention.first_kv_head + attention.kv_heads <= attention.projected_kv_heads &&
                     attention.head_places.size() == static_cast<std::size_t>(attention.heads) &&
                     attention.group.value() < inputs().group_count &&
-                    (!rotates || ropes_.at(attention.rope.index()).dim() <= attention.head_dim) &&
+                    (!rotates || attention.rope_at + ropes_.at(attention.rope.index()).dim() <=
+                                     attention.head_dim) &&
                     qkv.width >= heads * attention.head_dim;
   return fits ? absl::OkStatus() : Misfit("attention");
 }
@@ -1263,6 +1309,70 @@ void DeferredBackend::Device::NormHeads(const AttentionOp& attention, float* hea
     const std::vector<float> normed = Normed(norm, heads + i * n, n, own);
     std::copy(normed.begin(), normed.end(), heads + i * n);
   }
+}
+
+std::vector<float> DeferredBackend::Device::MultiplyHead(const Weights& matrix,
+                                                         const float* x) const {
+  Operand operand = matrix.OperandOf(options_.recipe, x);
+  std::vector<float> out(static_cast<std::size_t>(matrix.columns()), kNaN);
+  matrix.Multiply(operand, out.data());
+  return out;
+}
+
+absl::Status DeferredBackend::Device::Absorb(const worker::LatentOp& op, BufferHandle queries,
+                                             BufferHandle latent, BufferHandle out_handle) {
+  const HeadMatrices& keys = head_matrices_.at(op.keys.index());
+  const Buffer &q = buffers_.at(queries.index()), &c = buffers_.at(latent.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  const auto heads = static_cast<std::int64_t>(keys.size());
+  const std::int64_t rank = keys.front().columns(), nope = keys.front().k(), rope = op.rope_dim;
+  if (q.width < heads * (nope + rope) || c.width < rank + rope || SizeOf(op.norm) != rank ||
+      out.width < (heads + 1) * (rank + rope)) {
+    return Misfit("Absorb");
+  }
+  out.Poison();
+  for (std::size_t row = 0; row < rows(); ++row) {
+    const float* query = q.rows[row].data();
+    float* to = out.rows[row].data();
+    for (const Weights& matrix : keys) {
+      const std::vector<float> absorbed = MultiplyHead(matrix, query);
+      to = std::copy(absorbed.begin(), absorbed.end(), to);
+      to = std::copy_n(query + nope, rope, to);
+      query += nope + rope;
+    }
+    const float* const own = c.rows[row].data();
+    const std::vector<float> normed = Normed(op.norm, own, rank);
+    to = std::copy(normed.begin(), normed.end(), to);
+    std::copy_n(own + rank, rope, to);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredBackend::Device::MultiplyHeads(BufferHandle x_handle,
+                                                    HeadMatricesHandle handle,
+                                                    const std::vector<std::int32_t>& places,
+                                                    BufferHandle out_handle) {
+  const HeadMatrices& matrices = head_matrices_.at(handle.index());
+  const Buffer& x = buffers_.at(x_handle.index());
+  Buffer& out = buffers_.at(out_handle.index());
+  const std::int64_t k = matrices.front().k(), columns = matrices.front().columns();
+  const bool outside = std::any_of(places.begin(), places.end(), [&](std::int32_t place) {
+    return place < 0 || place + columns > out.width;
+  });
+  if (outside || places.size() != matrices.size() || x_handle.index() == out_handle.index() ||
+      x.width < static_cast<std::int64_t>(matrices.size()) * k) {
+    return Misfit("MultiplyHeads");
+  }
+  out.Poison();
+  for (std::size_t row = 0; row < rows(); ++row) {
+    std::fill_n(out.rows[row].begin(), out.width, 0.0f);
+    for (std::size_t head = 0; head < matrices.size(); ++head) {
+      const std::vector<float> sums =
+          MultiplyHead(matrices[head], x.rows[row].data() + static_cast<std::int64_t>(head) * k);
+      std::copy(sums.begin(), sums.end(), out.rows[row].begin() + places[head]);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
@@ -1294,7 +1404,7 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
       }
       if (attention.rope.valid()) {
         const kernels::RopeTable& rope = ropes_.at(attention.rope.index());
-        Reference().rope({.x = q,
+        Reference().rope({.x = q + attention.rope_at,
                           .token_stride = qkv.width,
                           .heads = attention.projected_heads + attention.projected_kv_heads,
                           .head_stride = dim,
@@ -1317,15 +1427,17 @@ void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int s
                                       const float* v) {
   const auto dim = static_cast<std::size_t>(kv_shape_.head_dim);
   Block& block = kv_[id];
+  const bool has_v = kv_shape_.value_prefix == 0;
   if (block.empty()) {
     const std::vector<float> unwritten(kKvBlockTokens * dim, kNaN);
     block.resize(static_cast<std::size_t>(kv_shape_.layers * kv_shape_.kv_heads),
-                 {unwritten, unwritten});
+                 {unwritten, has_v ? unwritten : std::vector<float>()});
   }
   float* const keys = block[plane].keys.data() + static_cast<std::size_t>(slot) * dim;
+  for (std::size_t d = 0; d < dim; ++d) keys[d] = Rounded(kv_shape_.format, k[d]);
+  if (!has_v) return;
   float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * dim;
   for (std::size_t d = 0; d < dim; ++d) {
-    keys[d] = Rounded(kv_shape_.format, k[d]);
     values[d] = Rounded(kv_shape_.format, v[d]);
     // kv_write does the same to the other half of a pair.
     if (kv_shape_.format == kernels::KvFormat::kBf16 && slot % 2 == 0) values[dim + d] = 0;
@@ -1336,7 +1448,7 @@ std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
     const std::int32_t* table, int count, std::size_t plane) const {
   const kernels::KvFormat format = kv_shape_.format;
   const int dim = kv_shape_.head_dim;
-  const std::int64_t record = kernels::KvRecordBytes(format, dim);
+  const std::int64_t record = kernels::KvRecordBytes(format, dim, kv_shape_.value_prefix);
   std::vector<Line> lines(static_cast<std::size_t>(count * record) / sizeof(Line));
   // All ones is NaN in both formats.
   std::memset(lines.data(), 0xFF, lines.size() * sizeof(Line));
@@ -1350,6 +1462,7 @@ std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
       for (int d = 0; d < dim; ++d) {
         const auto at = static_cast<std::size_t>(slot * dim + d);
         StoreElement(format, keys, kernels::KvKeyIndex(format, slot, d), from.keys[at]);
+        if (from.values.empty()) continue;
         StoreElement(format, values, kernels::KvValueIndex(format, dim, slot, d), from.values[at]);
       }
     }
@@ -1363,8 +1476,9 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
   Buffer& out = buffers_.at(out_handle.index());
   if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
   const int dim = attention.head_dim, group = attention.heads / attention.kv_heads;
+  const int value_dim = attention.value_prefix > 0 ? attention.value_prefix : dim;
   for (const std::int32_t place : attention.head_places) {
-    if (place < 0 || place + dim > out.width) return Misfit("the places of heads");
+    if (place < 0 || place + value_dim > out.width) return Misfit("the places of heads");
   }
   if (in.index() == out_handle.index()) return Misfit("Attend");
   out.Poison();
@@ -1399,8 +1513,10 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
             .out_stride = out.width};
         args.cache.format = kv_shape_.format;
         args.cache.dim = dim;
+        args.cache.value_prefix = attention.value_prefix;
         args.cache.base = records.front().bytes;
-        args.cache.block_stride = kernels::KvRecordBytes(kv_shape_.format, dim);
+        args.cache.block_stride =
+            kernels::KvRecordBytes(kv_shape_.format, dim, attention.value_prefix);
         args.cache.block_table = table.data();
         Reference().paged_attention(args, 0, 1);
       }
@@ -1714,6 +1830,20 @@ void DeferredBackend::AddScaled(BufferHandle x, float factor, BufferHandle resid
           [=, this] { return device_->AddScaled(x, factor, residual); });
 }
 
+void DeferredBackend::Absorb(const worker::LatentOp& op, BufferHandle queries, BufferHandle latent,
+                             BufferHandle qkv) {
+  Enqueue("Absorb",
+          device_->Has(op.keys) && device_->Has(op.norm) && device_->Has(queries) &&
+              device_->Has(latent) && device_->Has(qkv),
+          [=, this] { return device_->Absorb(op, queries, latent, qkv); });
+}
+
+void DeferredBackend::MultiplyHeads(BufferHandle x, HeadMatricesHandle matrices,
+                                    const std::vector<std::int32_t>& places, BufferHandle out) {
+  Enqueue("MultiplyHeads", device_->Has(x) && device_->Has(matrices) && device_->Has(out),
+          [=, this] { return device_->MultiplyHeads(x, matrices, places, out); });
+}
+
 void DeferredBackend::RopeAndStore(const AttentionOp& attention, BufferHandle qkv) {
   Enqueue("RopeAndStore", device_->Has(attention) && device_->Has(qkv),
           [=, this] { return device_->RopeAndStore(attention, qkv); });
@@ -1732,10 +1862,8 @@ void DeferredBackend::Head(BufferHandle x, const NormOp& norm, HeadHandle head) 
 // ---- What is added before the first step.
 
 absl::Status DeferredBackend::Check(const model::ModelSpec& spec) const {
-  const std::uint32_t dim = spec.attention().head_dim;
-  if (dim % 16 == 0 && dim <= kernels::kMaxHeadDim) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("head size ", dim, " is not a multiple of 16 up to ", kernels::kMaxHeadDim));
+  return kernels::CheckKvDims(static_cast<int>(spec.attention().key_dim()),
+                              static_cast<int>(spec.attention().value_prefix()));
 }
 
 bool DeferredBackend::MayAdd(std::string_view what) {
@@ -1764,6 +1892,12 @@ absl::StatusOr<MatrixHandle> DeferredBackend::AddMatrix(std::vector<worker::Matr
                                                         std::vector<float> bias) {
   if (!MayAdd("AddMatrix")) return MatrixHandle();
   return device_->AddMatrix(std::move(parts), std::move(bias));
+}
+
+absl::StatusOr<HeadMatricesHandle> DeferredBackend::AddHeadMatrices(
+    std::vector<worker::MatrixPart> parts) {
+  if (!MayAdd("AddHeadMatrices")) return HeadMatricesHandle();
+  return device_->AddHeadMatrices(std::move(parts));
 }
 
 absl::StatusOr<ProjectionHandle> DeferredBackend::AddProjection(

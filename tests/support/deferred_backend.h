@@ -66,6 +66,8 @@ class DeferredBackend final : public worker::Backend {
   worker::EmbeddingHandle AddEmbedding(const worker::EmbeddingSource& source) override;
   absl::StatusOr<worker::MatrixHandle> AddMatrix(std::vector<worker::MatrixPart> parts,
                                                  std::vector<float> bias) override;
+  absl::StatusOr<worker::HeadMatricesHandle> AddHeadMatrices(
+      std::vector<worker::MatrixPart> parts) override;
   absl::StatusOr<worker::ProjectionHandle> AddProjection(
       const worker::ProjectionSource& source) override;
   absl::StatusOr<worker::ExpertsHandle> AddExperts(const worker::ExpertsSource& source) override;
@@ -107,6 +109,10 @@ class DeferredBackend final : public worker::Backend {
            worker::BufferHandle out) override;
   void ScaleShared(worker::ExpertsHandle experts, worker::BufferHandle x) override;
   void AddScaled(worker::BufferHandle x, float factor, worker::BufferHandle residual) override;
+  void Absorb(const worker::LatentOp& op, worker::BufferHandle queries, worker::BufferHandle latent,
+              worker::BufferHandle qkv) override;
+  void MultiplyHeads(worker::BufferHandle x, worker::HeadMatricesHandle matrices,
+                     const std::vector<std::int32_t>& places, worker::BufferHandle out) override;
   void RopeAndStore(const worker::AttentionOp& attention, worker::BufferHandle qkv) override;
   void Attend(const worker::AttentionOp& attention, worker::BufferHandle qkv,
               worker::BufferHandle out) override;

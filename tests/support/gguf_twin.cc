@@ -42,6 +42,15 @@ const Names kLayerNames[] = {
     {"attn_q_norm", {"self_attn.q_norm"}},
     {"attn_k_norm", {"self_attn.k_norm"}},
     {"attn_sinks", {"self_attn.sinks"}},
+    {"attn_q_a", {"self_attn.q_a_proj"}},
+    {"attn_q_a_norm", {"self_attn.q_a_layernorm"}},
+    {"attn_q_b", {"self_attn.q_b_proj"}},
+    {"attn_kv_a_mqa", {"self_attn.kv_a_proj_with_mqa"}},
+    {"attn_kv_a_norm", {"self_attn.kv_a_layernorm"}},
+    {"attn_k_b", {"self_attn.kv_b_proj"}},
+    {"attn_v_b", {"self_attn.kv_b_proj"}},
+    {"attn_kv_b", {"self_attn.kv_b_proj"}},
+    {"exp_probs_b", {"mlp.gate.e_score_correction"}},
     {"attn_output",
      {"self_attn.o_proj", "self_attn.dense", "self_attention.dense", "attention.dense",
       "attn.c_proj"}},
@@ -59,9 +68,9 @@ const Names kLayerNames[] = {
     {"ffn_down_exps",
      {"mlp.experts.#.down_proj", "mlp.experts.down_proj", "block_sparse_moe.experts.#.w2"}},
     {"ffn_gate_inp_shexp", {"mlp.shared_expert_gate"}},
-    {"ffn_gate_shexp", {"mlp.shared_expert.gate_proj"}},
-    {"ffn_up_shexp", {"mlp.shared_expert.up_proj"}},
-    {"ffn_down_shexp", {"mlp.shared_expert.down_proj"}},
+    {"ffn_gate_shexp", {"mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"}},
+    {"ffn_up_shexp", {"mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"}},
+    {"ffn_down_shexp", {"mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"}},
 };
 
 // In which order the rows of a matrix, or the elements of a bias, are those of the folder.
@@ -203,6 +212,27 @@ std::vector<float> RopeFactors(const model::Configuration& configuration, std::s
   return factors;
 }
 
+// The K or the V of each head, which the folder has together: [heads][K, then V][latent]. The file
+// has the K of a head with its axes changed.
+TwinTensor HeadTensor(const model::Tensor& source, const GgufManifest& manifest, bool keys) {
+  const auto number = [&](std::string_view key) { return std::stoull(manifest.Value(key)); };
+  const uint64_t heads = number("attention.head_count"), latent = source.dims[0];
+  const uint64_t nope = number("attention.key_length_mla") - number("rope.dimension_count");
+  const uint64_t value = number("attention.value_length_mla");
+  std::vector<float> all(source.elements()), values;
+  if (!model::DequantizeRow(source.type, source.data, all).ok()) return {};
+  for (uint64_t head = 0; head < heads; ++head) {
+    const float* const own = all.data() + head * (nope + value) * latent;
+    for (uint64_t i = 0; i < (keys ? nope : value) * latent; ++i) {
+      values.push_back(keys ? own[i % nope * latent + i / nope] : own[nope * latent + i]);
+    }
+  }
+  return {model::GgmlType::kBF16,
+          keys ? std::vector<uint64_t>{nope, latent, heads}
+               : std::vector<uint64_t>{latent, value, heads},
+          EncodeTensor(model::GgmlType::kBF16, values)};
+}
+
 }  // namespace
 
 std::string GgufManifest::Value(std::string_view key) const {
@@ -258,6 +288,10 @@ TwinTensor MakeTwinTensor(const model::Checkpoint& folder, const GgufManifest& m
   const uint64_t kv_heads = heads_of("attention.head_count_kv", heads);
   const auto sources = Sources(folder, parts);
   if (sources.empty()) return {};
+  if (parts.part == "attn_k_b" || parts.part == "attn_v_b") {
+    used.emplace(sources[0]->name);
+    return HeadTensor(*sources[0], manifest, parts.part == "attn_k_b");
+  }
 
   // A source is a matrix or a vector, or one of each expert.
   const model::Tensor& first = *sources[0];

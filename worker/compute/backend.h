@@ -74,7 +74,8 @@ using EmbeddingHandle = BackendHandle<struct EmbeddingTag>;    // the table of t
 using MatrixHandle = BackendHandle<struct MatrixTag>;          // weights with whole sums
 using ProjectionHandle = BackendHandle<struct ProjectionTag>;  // weights whose sums ranks share
 using ExpertsHandle = BackendHandle<struct ExpertsTag>;        // weights of a mixture of experts
-using HeadHandle = BackendHandle<struct HeadTag>;              // weights of the logits
+using HeadMatricesHandle = BackendHandle<struct HeadMatricesTag>;  // one for each query head
+using HeadHandle = BackendHandle<struct HeadTag>;                  // weights of the logits
 
 // Rows of a tensor of the model file, which are outputs of a product. Tensors outlive Load.
 struct MatrixPart {
@@ -146,9 +147,18 @@ struct FfnOp {
   bool gated = true;
 };
 
+// How latent attention makes the q and k that AttentionOp wants (model::LatentSpec). The rank of
+// the latent is the number of outputs of a head's matrix, and `nope` the number of its inputs.
+struct LatentOp {
+  HeadMatricesHandle keys;
+  NormOp norm;
+  int rope_dim = 0;
+};
+
 // One attention. A row of q, k and v has `projected_heads` heads of q, `projected_kv_heads` of k,
-// and then `kv_heads` of v. This rank attends with `heads` of the q, from first_head on, and keeps
-// `kv_heads` of the k; more are there only for the norm over all of them.
+// and then `kv_heads` of v, or none with a value prefix. This rank attends with `heads` of the q,
+// from first_head on, and keeps `kv_heads` of the k; more are there only for the norm over all of
+// them.
 struct AttentionOp {
   int layer = 0;  // of this rank, for its K and V
   GroupIndex group{0};
@@ -156,9 +166,11 @@ struct AttentionOp {
   int kv_heads = 0;  // of this rank
   int projected_heads = 0, projected_kv_heads = 0;
   int first_head = 0, first_kv_head = 0;
-  int head_dim = 0;
-  float scale = 0;  // of the scores
-  int window = 0;   // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
+  int head_dim = 0;      // of q and k, and of v without a value prefix
+  int value_prefix = 0;  // as in kernels::KvView
+  int rope_at = 0;       // the first element of a head that is rotated
+  float scale = 0;       // of the scores
+  int window = 0;        // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
   float softcap = 0;
   VectorHandle slopes, sinks;  // [heads]; not valid: none
   RopeHandle rope;             // not valid: q and k are not rotated
@@ -215,6 +227,9 @@ class Backend {
   // enough memory.
   virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                                  std::vector<float> bias) = 0;
+  // Adds the matrices of this rank's query heads, which have the same sizes. The inputs of a matrix
+  // are filled up to a multiple of 32, and the activations there are zero.
+  virtual absl::StatusOr<HeadMatricesHandle> AddHeadMatrices(std::vector<MatrixPart> parts) = 0;
   virtual absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) = 0;
   virtual absl::StatusOr<ExpertsHandle> AddExperts(const ExpertsSource& source) = 0;
   virtual absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) = 0;
@@ -261,7 +276,8 @@ class Backend {
   // x = norm(x).
   virtual void NormInPlace(BufferHandle x, const NormOp& norm) = 0;
   // out = norm(x), in the form that the next product multiplies (quantize_rows, where
-  // the recipe and the matrix want it). Only a Multiply or GateUp by `next` may read `out`, before
+  // the recipe and the matrix want it), and filled up with zeros to a multiple of 32, for which
+  // `out` has room. Only a Multiply or GateUp by `next` may read `out`, before
   // the next Norm, AddProjection, Project or Head. `out` is not `x`.
   virtual void Norm(BufferHandle x, const NormOp& norm, MatrixHandle next, BufferHandle out) = 0;
   // The same without a norm: out = x.
@@ -304,6 +320,18 @@ class Backend {
 
   // residual = fma(factor, x, residual).
   virtual void AddScaled(BufferHandle x, float factor, BufferHandle residual) = 0;
+
+  // ---- Latent attention: Absorb, RopeAndStore, Attend, and then MultiplyHeads.
+
+  // qkv = for each head [its query without the rotated part * its matrix, the rotated part], then
+  // [norm(latent), its rotated part]. A query is as many floats as its matrix has inputs, and then
+  // rope_dim; `latent` has the latent, and then rope_dim. The product is that of MultiplyHeads.
+  virtual void Absorb(const LatentOp& latent_op, BufferHandle queries, BufferHandle latent,
+                      BufferHandle qkv) = 0;
+  // out = x of each head * its matrix (matmul_i16 or matmul_f32, x quantised by head), at the
+  // head's place, and zeros elsewhere. The heads of x follow each other.
+  virtual void MultiplyHeads(BufferHandle x, HeadMatricesHandle matrices,
+                             const std::vector<std::int32_t>& places, BufferHandle out) = 0;
 
   // qkv has q, k and v of each row. Norms q and k if the part does, rotates them (rope), and
   // writes k and v to the KV memory (kv_write).

@@ -11,11 +11,12 @@ struct KvShape {
   kernels::KvFormat format = kernels::KvFormat::kBf16;
   int layers = 0;
   int kv_heads = 0;
-  int head_dim = 0;  // multiple of 16
+  int head_dim = 0;      // of K; multiple of 16
+  int value_prefix = 0;  // as in kernels::KvView
 
   // Bytes of one block of kKvBlockTokens tokens.
   std::int64_t bytes_per_block() const {
-    return std::int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, head_dim);
+    return std::int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, head_dim, value_prefix);
   }
 };
 

@@ -48,7 +48,10 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
     const auto along = [&](model::Extent extent) {
       return row.rows == extent || row.columns == extent;
     };
-    if (along(model::Extent::kQueries) || along(model::Extent::kKeys)) attention_bytes += bytes;
+    if (along(model::Extent::kQueries) || along(model::Extent::kKeys) ||
+        along(model::Extent::kValues) || model::IsPerHead(row.role)) {
+      attention_bytes += bytes;
+    }
     if (along(model::Extent::kFfn)) ffn_bytes += bytes;
     if (along(model::Extent::kExpertFfn)) expert_bytes += bytes;
     if (along(model::Extent::kSharedFfn)) shared_bytes += bytes;
@@ -100,9 +103,18 @@ IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard) {
   return spec.attention().splits_queries() ? IndexRange{0, 1} : shard.attention;
 }
 
+KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, size_t layers,
+                  uint32_t kv_heads) {
+  return {.format = format,
+          .layers = static_cast<int>(layers),
+          .kv_heads = static_cast<int>(kv_heads),
+          .head_dim = static_cast<int>(spec.attention().key_dim()),
+          .value_prefix = static_cast<int>(spec.attention().value_prefix())};
+}
+
 std::vector<int32_t> OutputSplitEnds(const model::AttentionSpec& spec) {
   std::vector<int32_t> ends;
-  const uint32_t width = spec.heads / spec.splits() * spec.head_dim;
+  const uint32_t width = spec.heads / spec.splits() * spec.value_dim();
   for (uint32_t split = 1; split <= spec.splits(); ++split) {
     ends.push_back(static_cast<int32_t>(split * width));
   }

@@ -10,6 +10,7 @@
 #include "model/checkpoint.h"
 #include "model/spec.h"
 #include "worker/comm/limits.h"
+#include "worker/compute/kv_shape.h"
 #include "worker/compute/row_partials.h"
 #include "worker/core/sharding.h"
 
@@ -42,6 +43,10 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
 // The query heads and the KV heads of a shard.
 IndexRange OwnHeads(const model::ModelSpec& spec, const ModelShard& shard);
 IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard);
+
+// The K and V of so many layers and KV heads.
+KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, std::size_t layers,
+                  std::uint32_t kv_heads);
 
 // The ends of the splits of attention's output product, in its inputs.
 std::vector<std::int32_t> OutputSplitEnds(const model::AttentionSpec& spec);

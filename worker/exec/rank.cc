@@ -175,14 +175,12 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
 }
 
 absl::Status Rank::CreateKv(const ModelShard& shard) {
-  const KvShape shape{options_.kv_format, static_cast<int>(shard.layers.size()),
-                      static_cast<int>(OwnKvHeads(spec_, shard).size()),
-                      static_cast<int>(spec_.attention().head_dim)};
+  const KvShape shape =
+      KvShapeOf(spec_, options_.kv_format, shard.layers.size(), OwnKvHeads(spec_, shard).size());
   // Ranks whose queries share one KV head have it each.
   const std::uint32_t copies = spec_.attention().splits_queries() ? options_.shape.tensor : 1;
-  const KvShape whole{options_.kv_format, static_cast<int>(spec_.layers.size()),
-                      static_cast<int>(spec_.attention().kv_heads * copies),
-                      static_cast<int>(spec_.attention().head_dim)};
+  const KvShape whole = KvShapeOf(spec_, options_.kv_format, spec_.layers.size(),
+                                  spec_.attention().kv_heads * copies);
   description_.groups = {{.kind = KvGroup::Kind::kFull,
                           .tokens_per_block = kBlockTokens,
                           .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())}};

@@ -25,8 +25,9 @@ from safetensors.torch import save_file
 import make_cases
 
 DATA = make_cases.ROOT / "tests/data"
-# Cases of tests/data/made whose architecture no case of tests/data/tiny has.
-MADE_ONLY = ["made/phi3_longrope", "made/qwen2_moe"]
+# Cases of tests/data/made that have what no case of tests/data/tiny has.
+MADE_ONLY = ["made/deepseek_v2_mla", "made/deepseek_v3_mla", "made/phi3_longrope",
+             "made/qwen2_moe"]
 # What the converter reads, and transformers leaves out or derives otherwise, by folder.
 CHANGES = {
     "cohere2": {"rotary_pct": 1.0},

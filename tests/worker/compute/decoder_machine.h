@@ -38,9 +38,7 @@ struct Machine {
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     decoder.emplace(*std::move(loaded));
     const absl::Status made = backend->CreateKv(
-        {format, static_cast<int>(spec.layers.size()), static_cast<int>(spec.attention().kv_heads),
-         static_cast<int>(spec.attention().head_dim)},
-        kBlocks, {});
+        KvShapeOf(spec, format, spec.layers.size(), spec.attention().kv_heads), kBlocks, {});
     EXPECT_TRUE(made.ok()) << made;
     StepInputs poison;
     for (uint32_t b = 0; b < kBlocks; ++b) poison.granted.push_back(BlockId{b});

@@ -89,11 +89,9 @@ bool Serve(const std::string& folder) {
   const ModelShard shard = WholeModel(*spec);
   const auto decoder = Decoder::Load(**file, *spec, {&shard, 1}, {}, 0, *backend);
   if (!decoder.ok()) return false;
-  const model::AttentionSpec& attention = spec->attention();
   const absl::Status made = backend->CreateKv(
-      {kernels::KvFormat::kF32, static_cast<int>(spec->layers.size()),
-       static_cast<int>(attention.kv_heads), static_cast<int>(attention.head_dim)},
-      2, {});
+      KvShapeOf(*spec, kernels::KvFormat::kF32, spec->layers.size(), spec->attention().kv_heads), 2,
+      {});
   if (!made.ok()) return false;
   StepInputs inputs;
   const std::vector<TokenId> tokens{1, 2, 3, 4, 5};

@@ -23,12 +23,8 @@ std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options) {
 }
 
 absl::Status CpuBackend::Check(const model::ModelSpec& spec) const {
-  const uint32_t head_dim = spec.attention().head_dim;
-  if (head_dim % 16 != 0 || head_dim > kernels::kMaxHeadDim) {
-    return absl::UnimplementedError(absl::StrCat(
-        "head size ", head_dim, " is not a multiple of 16 up to ", kernels::kMaxHeadDim));
-  }
-  return absl::OkStatus();
+  return kernels::CheckKvDims(static_cast<int>(spec.attention().key_dim()),
+                              static_cast<int>(spec.attention().value_prefix()));
 }
 
 BufferHandle CpuBackend::AddBuffer(int64_t width) {
@@ -59,7 +55,7 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
   const auto k = static_cast<int64_t>(parts[0].tensor->dims[parts[0].transposed ? 1 : 0]);
   auto matrix = packer_.Add(std::move(parts), k);
   if (!matrix.ok()) return matrix.status();
-  widest_ = std::max(widest_, k);
+  widest_ = std::max(widest_, (*matrix)->k());
   matrices_.push_back({*matrix, std::move(bias)});
   return MatrixHandle(static_cast<int32_t>(matrices_.size() - 1));
 }

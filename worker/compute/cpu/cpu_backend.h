@@ -38,6 +38,7 @@ class CpuBackend final : public Backend {
   EmbeddingHandle AddEmbedding(const EmbeddingSource& source) override;
   absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                          std::vector<float> bias) override;
+  absl::StatusOr<HeadMatricesHandle> AddHeadMatrices(std::vector<MatrixPart> parts) override;
   absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) override;
   absl::StatusOr<ExpertsHandle> AddExperts(const ExpertsSource& source) override;
   absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
@@ -76,6 +77,10 @@ class CpuBackend final : public Backend {
   }
   void ScaleShared(ExpertsHandle experts, BufferHandle x) override;
   void AddScaled(BufferHandle x, float factor, BufferHandle residual) override;
+  void Absorb(const LatentOp& op, BufferHandle queries, BufferHandle latent,
+              BufferHandle qkv) override;
+  void MultiplyHeads(BufferHandle x, HeadMatricesHandle matrices,
+                     const std::vector<std::int32_t>& places, BufferHandle out) override;
   void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) override;
   void Attend(const AttentionOp& attention, BufferHandle qkv, BufferHandle out) override;
   void Head(BufferHandle x, const NormOp& norm, HeadHandle head) override;
@@ -111,6 +116,13 @@ class CpuBackend final : public Backend {
   struct Matrix {
     const kernels::PackedMatrix* packed;
     std::vector<float> bias;  // [columns]; empty: none
+  };
+  // The matrices of all heads are one, each beginning with a panel.
+  struct HeadMatrices {
+    std::vector<kernels::MatrixView> views;  // [heads]
+
+    int k() const { return views.front().k; }
+    int columns() const { return views.front().columns; }
   };
   struct Projection {
     std::vector<float> bias;  // [columns]; empty: none
@@ -218,6 +230,9 @@ class CpuBackend final : public Backend {
   const float* MixPanel(const Experts& experts, std::size_t product, int panel, const float* x,
                         std::int64_t x_stride, float* scratch);
   void AddDownBiases(const Experts& experts, Buffer& out);
+  // x of each head, one every `x_head` floats, times its matrix, to its place.
+  void RunHeads(const HeadMatrices& matrices, const Buffer& x, std::int64_t x_head,
+                absl::Span<const std::int32_t> places, Buffer& out);
   // AddProjection, or Project where `accumulate` is false.
   void RunProjection(BufferHandle x, ProjectionHandle projection, bool accumulate,
                      BufferHandle out);
@@ -269,6 +284,7 @@ class CpuBackend final : public Backend {
   std::vector<std::unique_ptr<kernels::RopeTable>> ropes_;
   std::vector<EmbeddingSource> embeddings_;
   std::vector<Matrix> matrices_;
+  std::vector<HeadMatrices> head_matrices_;
   std::vector<Projection> projections_;
   std::vector<Experts> experts_;
   std::vector<HeadWeights> heads_;

@@ -16,6 +16,8 @@ constexpr int64_t kParallelElements = 16 * 1024;
 // Query tokens of one attention item. With the heads of a group these are enough rows to
 // keep the micro-kernel busy, and few enough for an even share of the work.
 constexpr int kAttentionRows = 16;
+// With a latent all query heads share one KV head; so many are an item.
+constexpr int kLatentHeads = 12;
 // Registers of a tree over kMaxSplits splits, of columns that stay in L1.
 constexpr int kTreeDepth = 10;
 constexpr int64_t kTreeColumns = 256;
@@ -301,7 +303,7 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
   const int64_t first_key = query_width + int64_t{attention.first_kv_head} * dim;
   if (attention.rope.valid()) {
     const kernels::RopeTable& table = *ropes_[attention.rope.index()];
-    kernels::RopeArgs rope{.x = qkv.data.data(),
+    kernels::RopeArgs rope{.x = qkv.data.data() + attention.rope_at,
                            .token_stride = qkv.width,
                            .heads = attention.projected_heads + attention.projected_kv_heads,
                            .head_stride = dim,
@@ -316,12 +318,13 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
     const StepSequence& sequence = inputs_.sequences[index];
     const int64_t last = std::min<int64_t>(end, sequence.row_begin + sequence.row_count);
     const float* token = qkv.data.data() + sequence.row_begin * qkv.width;
-    kernels::KvWriteArgs write{.cache = cache_.Layer(attention.layer),
-                               .first_position = sequence.first_position,
-                               .heads = attention.kv_heads,
-                               .k = token + first_key,
-                               .v = token + query_width + key_width,
-                               .token_stride = qkv.width};
+    kernels::KvWriteArgs write{
+        .cache = cache_.Layer(attention.layer),
+        .first_position = sequence.first_position,
+        .heads = attention.kv_heads,
+        .k = token + first_key,
+        .v = attention.value_prefix > 0 ? nullptr : token + query_width + key_width,
+        .token_stride = qkv.width};
     write.cache.block_table = inputs_.table(index, attention.group);
     ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
                   static_cast<int>(last - sequence.row_begin));
@@ -377,19 +380,23 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
   Buffer& attended = At(out);
   const kernels::KvView cache = cache_.Layer(attention.layer);
   const int kv_heads = attention.kv_heads, group = attention.heads / attention.kv_heads;
-  const int dim = attention.head_dim;
+  const int dim = attention.head_dim, value_dim = cache.value_dim();
+  const int most = attention.value_prefix > 0 ? kLatentHeads : group;
+  const int cuts = (group + most - 1) / most;  // of the query heads of a KV head
   const float* const slopes = At(attention.slopes);
   const float* const sinks = At(attention.sinks);
-  const auto count = static_cast<int64_t>(attention_items_.size()) * kv_heads;
+  const auto count = static_cast<int64_t>(attention_items_.size()) * kv_heads * cuts;
   pool_.ParallelItems(count, [&](int64_t i) {
-    const AttentionItem& item = attention_items_[i / kv_heads];
-    const int kv_head = static_cast<int>(i % kv_heads);
+    const AttentionItem& item = attention_items_[i / cuts / kv_heads];
+    const int kv_head = static_cast<int>(i / cuts % kv_heads);
+    const int first = kv_head * group + static_cast<int>(i % cuts) * most;
+    const int last = std::min(first + most, (kv_head + 1) * group);
     const StepSequence& sequence = inputs_.sequences[item.sequence];
     // Heads whose results lie side by side are one call.
-    for (int head = kv_head * group; head < (kv_head + 1) * group;) {
+    for (int head = first; head < last;) {
       int heads = 1;
-      while (head + heads < (kv_head + 1) * group &&
-             attention.head_places[head + heads] == attention.head_places[head] + heads * dim) {
+      while (head + heads < last && attention.head_places[head + heads] ==
+                                        attention.head_places[head] + heads * value_dim) {
         ++heads;
       }
       const int64_t query = int64_t{attention.first_head + head} * dim;

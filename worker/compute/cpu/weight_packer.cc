@@ -20,7 +20,8 @@ static_assert(kRowsPerItem % kernels::kPanelColumns == 0);
 }  // namespace
 
 absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> parts, int64_t k) {
-  return Add(std::move(parts), k, {{.first = 0, .count = k, .at = 0}});
+  const int64_t whole = (k + kernels::kBlockK - 1) / kernels::kBlockK * kernels::kBlockK;
+  return Add(std::move(parts), whole, {{.first = 0, .count = k, .at = 0}});
 }
 
 absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> parts, int64_t k,

@@ -34,7 +34,7 @@ class WeightPacker {
   absl::StatusOr<const kernels::PackedMatrix*> Add(std::vector<MatrixPart> parts, std::int64_t k,
                                                    std::vector<Segment> segments,
                                                    absl::Span<const std::int32_t> split_ends = {});
-  // The same of whole rows.
+  // The same of whole rows of `k`, filled up to a multiple of 32.
   absl::StatusOr<const kernels::PackedMatrix*> Add(std::vector<MatrixPart> parts, std::int64_t k);
 
   // Packs all matrices of the list with the threads of `pool`. An error names the tensor.

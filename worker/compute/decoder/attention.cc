@@ -44,6 +44,8 @@ AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::
                  .first_head = static_cast<int>(all ? heads.begin : 0),
                  .first_kv_head = static_cast<int>(all ? kv_heads.begin : 0),
                  .head_dim = static_cast<int>(spec.head_dim),
+                 .value_prefix = 0,
+                 .rope_at = 0,
                  .scale = spec.scale,
                  .window = static_cast<int>(spec.window),
                  .softcap = spec.softcap,

@@ -18,7 +18,8 @@ absl::Status Decoder::Check(const model::ModelSpec& spec) {
     const model::AttentionSpec& attention = layer.attention;
     bool alike = attention.heads == first.attention.heads &&
                  attention.head_dim == first.attention.head_dim &&
-                 attention.kv_heads == first.attention.kv_heads;
+                 attention.kv_heads == first.attention.kv_heads &&
+                 attention.latent == first.attention.latent;
     for (const model::FfnKind kind : model::kFfnKinds) {
       const model::FfnSpec &own = layer.ffn_of(kind), &of_all = spec.ffn(kind);
       alike = alike && (own.width == 0 || (own.width == of_all.width && own.gated == of_all.gated));
@@ -26,6 +27,11 @@ absl::Status Decoder::Check(const model::ModelSpec& spec) {
     if (layer.moe.has_value()) {
       alike = alike && layer.moe->chosen == spec.moe()->chosen;
       if (!layer.moe->expert.gated) part = "experts without a gate";
+    }
+    if (attention.latent.has_value() &&
+        (attention.head_norms != model::HeadNorms::kNone || attention.alibi || attention.sinks ||
+         !layer.norms_before || attention.kv_heads != 1)) {
+      part = "a latent beside other parts of attention";
     }
     if (!alike) part = "layers of different sizes";
   }
@@ -53,7 +59,14 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
   if (std::any_of(spec.layers.begin(), spec.layers.end(), ResidualPart::NeedsBuffer)) {
     projected = backend.AddBuffer(spec.hidden);
   }
-  const auto attention_buffers = AttentionPart::AddBuffers(weights, normed, projected);
+  const bool latent = spec.attention().latent.has_value();
+  AttentionPart::Buffers attention_buffers;
+  LatentPart::Buffers latent_buffers;
+  if (latent) {
+    latent_buffers = LatentPart::AddBuffers(weights, normed, projected);
+  } else {
+    attention_buffers = AttentionPart::AddBuffers(weights, normed, projected);
+  }
   const auto ffn_buffers = FfnPart::AddBuffers(weights, normed, projected);
   const auto experts_buffers = ExpertsPart::AddBuffers(weights, normed, projected);
 
@@ -70,9 +83,16 @@ absl::StatusOr<Decoder> Decoder::Load(const model::Checkpoint& file, const model
   }
   const IndexRange layers = weights.shard().layers;
   for (std::uint32_t layer = layers.begin; layer < layers.end; ++layer) {
-    auto attention = AttentionPart::Create(weights, layer, attention_buffers);
-    if (!attention.ok()) return attention.status();
-    Layer made{.attention = *std::move(attention), .ffn = {}, .wiring = spec.layers[layer].wiring};
+    Layer made{.attention = {}, .ffn = {}, .wiring = spec.layers[layer].wiring};
+    if (latent) {
+      auto attention = LatentPart::Create(weights, layer, latent_buffers);
+      if (!attention.ok()) return attention.status();
+      made.attention = *std::move(attention);
+    } else {
+      auto attention = AttentionPart::Create(weights, layer, attention_buffers);
+      if (!attention.ok()) return attention.status();
+      made.attention = *std::move(attention);
+    }
     if (spec.layers[layer].moe.has_value()) {
       auto experts = ExpertsPart::Create(weights, layer, experts_buffers);
       if (!experts.ok()) return experts.status();
@@ -117,10 +137,10 @@ void Decoder::StartFirst(int layers, StepInputs inputs, RowReceiver* receiver) c
     const auto begin_ffn = [&] {
       std::visit([&](const auto& ffn) { ffn.Begin(residual_, *backend_); }, layer.ffn);
     };
-    layer.attention.Begin(residual_, *backend_);
+    std::visit([&](const auto& part) { part.Begin(residual_, *backend_); }, layer.attention);
     // In parallel the FFN sees the residual without the attention.
     if (layer.wiring == model::Wiring::kParallel) begin_ffn();
-    layer.attention.End(residual_, *backend_);
+    std::visit([&](const auto& part) { part.End(residual_, *backend_); }, layer.attention);
     if (layer.wiring == model::Wiring::kSequential) begin_ffn();
     std::visit([&](const auto& ffn) { ffn.End(residual_, *backend_); }, layer.ffn);
   }

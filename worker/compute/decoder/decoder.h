@@ -21,6 +21,7 @@
 #include "worker/compute/decoder/attention.h"
 #include "worker/compute/decoder/experts.h"
 #include "worker/compute/decoder/ffn.h"
+#include "worker/compute/decoder/latent.h"
 #include "worker/compute/model_shard.h"
 
 namespace flotilla::worker {
@@ -50,7 +51,7 @@ class Decoder {
 
  private:
   struct Layer {
-    AttentionPart attention;
+    std::variant<AttentionPart, LatentPart> attention;
     std::variant<FfnPart, ExpertsPart> ffn;
     model::Wiring wiring;
   };

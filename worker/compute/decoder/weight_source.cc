@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/tensor.h"
+#include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
 
@@ -15,6 +16,17 @@ WeightSource::WeightSource(const model::Checkpoint& file, const model::ModelSpec
                            absl::Span<const ModelShard> shards, ParallelShape shape,
                            std::uint32_t rank, Backend& backend)
     : file_(file), spec_(spec), shards_(shards), shape_(shape), rank_(rank), backend_(backend) {}
+
+LatentWidths WidthsOf(const model::AttentionSpec& spec) {
+  const auto whole = [](std::uint32_t width) {
+    return (width + kSplitBlock - 1) / kSplitBlock * kSplitBlock;
+  };
+  const model::LatentSpec& latent = *spec.latent;
+  return {.query_rank = whole(latent.query_rank),
+          .nope = whole(latent.nope_dim),
+          .query = whole(latent.nope_dim) + latent.rope_dim,
+          .latent = whole(latent.rank)};
+}
 
 IndexRange WeightSource::Own(model::Extent extent) const {
   const model::AttentionSpec& attention = spec_.attention();
@@ -30,6 +42,10 @@ IndexRange WeightSource::Own(model::Extent extent) const {
       return of_heads(OwnHeads(spec_, shard()));
     case model::Extent::kKeys:
       return of_heads(OwnKvHeads(spec_, shard()));
+    case model::Extent::kValues: {
+      const IndexRange heads = OwnHeads(spec_, shard());
+      return {heads.begin * attention.value_dim(), heads.end * attention.value_dim()};
+    }
     case model::Extent::kFfn:
       return shard().ffn;
     case model::Extent::kExpertFfn:
@@ -145,6 +161,45 @@ absl::StatusOr<MatrixHandle> WeightSource::AddMatrix(absl::Span<const TensorRole
   absl::Status status = ReadParts(roles, biases, layer, 0, outputs_of, parts, bias);
   if (!status.ok()) return status;
   return backend_.AddMatrix(std::move(parts), std::move(bias));
+}
+
+absl::StatusOr<MatrixHandle> WeightSource::AddQueries(std::uint32_t layer) const {
+  const auto all = Part(TensorRole::kQuery, layer);
+  if (!all.ok()) return all.status();
+  const LatentWidths widths = WidthsOf(spec_.attention());
+  if (widths.query == spec_.attention().head_dim) return backend_.AddMatrix({*all}, {});
+  const std::uint32_t nope = spec_.attention().latent->nope_dim;
+  std::vector<MatrixPart> parts;
+  for (std::uint32_t row = all->rows.begin; row < all->rows.end;
+       row += spec_.attention().head_dim) {
+    parts.push_back(*all);
+    parts.back().rows = {row, row + nope};
+    parts.back().outputs = widths.nope;
+    parts.push_back(*all);
+    parts.back().rows = {row + nope, row + spec_.attention().head_dim};
+  }
+  return backend_.AddMatrix(std::move(parts), {});
+}
+
+absl::StatusOr<HeadMatricesHandle> WeightSource::AddHeadMatrices(TensorRole role,
+                                                                 std::uint32_t layer) const {
+  const model::TensorRow* row = model::FindRow(spec_, role);
+  if (row == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has no ", std::string(model::RoleName(role))));
+  }
+  const auto outputs = static_cast<std::uint32_t>(model::SizeOf(row->rows, spec_));
+  const IndexRange heads = OwnHeads(spec_, shard());
+  std::vector<MatrixPart> parts;
+  for (std::uint32_t head = heads.begin; head < heads.end; ++head) {
+    const auto weight = model::FindHeadWeight(file_, spec_, *row, layer, head);
+    if (!weight.ok()) return absl::InvalidArgumentError(weight.status().message());
+    parts.push_back({.tensor = &weights_.emplace_back(*weight),
+                     .rows = {0, outputs},
+                     .map = {},
+                     .transposed = row->transposed});
+  }
+  return backend_.AddHeadMatrices(std::move(parts));
 }
 
 absl::StatusOr<ProjectionSource> WeightSource::Projection(

@@ -16,6 +16,16 @@
 
 namespace flotilla::worker {
 
+// How wide activations of a latent attention are. Products read multiples of kSplitBlock inputs,
+// so what they read is filled up with zeros.
+struct LatentWidths {
+  std::uint32_t query_rank = 0;  // what queries are made of
+  std::uint32_t nope = 0;        // the first part of a query
+  std::uint32_t query = 0;       // that, and the rotated part
+  std::uint32_t latent = 0;      // the result of a head's attention
+};
+LatentWidths WidthsOf(const model::AttentionSpec& spec);
+
 class WeightSource {
  public:
   // `shards` are those of all ranks, of which this one is number `rank`. All arguments outlive the
@@ -43,6 +53,11 @@ class WeightSource {
   absl::StatusOr<MatrixHandle> AddMatrix(absl::Span<const model::TensorRole> roles,
                                          absl::Span<const model::TensorRole> biases,
                                          std::uint32_t layer, std::uint32_t outputs_of = 1) const;
+  // With a latent: the queries of this rank's heads, as wide as LatentWidths says.
+  absl::StatusOr<MatrixHandle> AddQueries(std::uint32_t layer) const;
+  // The matrices of this rank's heads.
+  absl::StatusOr<HeadMatricesHandle> AddHeadMatrices(model::TensorRole role,
+                                                     std::uint32_t layer) const;
   // `split_ends` are the ends of the model's splits; `splits_of` says which of them a shard has.
   absl::StatusOr<ProjectionHandle> AddProjection(
       model::TensorRole role, model::TensorRole bias, std::uint32_t layer,
@@ -56,7 +71,7 @@ class WeightSource {
   absl::StatusOr<HeadHandle> AddHead() const;
 
  private:
-  // The tensor lives as long as the file, or if it is that of an expert as the source.
+  // The tensor lives as long as the file, or if it is that of an expert or a head as the source.
   absl::StatusOr<const model::Tensor*> Find(model::TensorRole role, std::uint32_t layer,
                                             std::uint32_t expert = 0) const;
   // What this rank has of a tensor's rows.
@@ -84,7 +99,7 @@ class WeightSource {
   const ParallelShape shape_;
   const std::uint32_t rank_;
   Backend& backend_;
-  mutable std::deque<model::Tensor> weights_;  // those of experts
+  mutable std::deque<model::Tensor> weights_;  // those of experts and heads
 };
 
 }  // namespace flotilla::worker
