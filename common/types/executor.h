@@ -22,13 +22,20 @@ namespace flotilla {
 struct KvGroup {
   enum class Kind : std::uint8_t {
     kFull,    // every position
-    kWindow,  // the last `window` positions
+    kWindow,  // those that the next row sees: its own and the window - 1 before it
     kState,   // one fixed record per sequence
   };
   Kind kind = Kind::kFull;
   std::uint32_t window = 0;            // kWindow only
   std::uint32_t tokens_per_block = 0;  // slots of a block
   std::uint64_t bytes_per_block = 0;   // on one rank
+
+  // The leading blocks that a sequence of `length` positions needs no more, because its next row
+  // and those after it see no position of them.
+  constexpr std::uint32_t UnneededBlocks(std::uint32_t length) const {
+    const bool keeps_all = kind != Kind::kWindow || length < window;
+    return keeps_all ? 0 : (length + 1 - window) / tokens_per_block;
+  }
 
   bool operator==(const KvGroup&) const = default;
 };

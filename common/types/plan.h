@@ -32,7 +32,9 @@ struct OpenSequence {
   std::uint32_t prompt_tokens = 0;
   // On a prefix hit, positions [0, cached_tokens) are in the blocks that the following
   // grants name, or will be once this plan's rows are written: ranks write the K and V of
-  // all rows of a plan before they read any. The sequence starts at that length.
+  // all rows of a plan before they read any. The sequence starts at that length. The grants of a
+  // window group begin with the first block that the sequence needs
+  // (KvGroup::UnneededBlocks).
   std::uint32_t cached_tokens = 0;
   SamplingParams sampling;
   StopRule stop;
@@ -66,9 +68,10 @@ struct BlockCopy {
 // has run. It has the parent's parameters.
 //
 // The child's block tables begin with the parent's blocks that those positions fill
-// completely; these are shared. A block that they fill in part, and the record of a state
-// group, is copied to the child's own next block. So no sequence ever writes to a block
-// that two tables name.
+// completely; these are shared, except for those that the child does not need
+// (KvGroup::UnneededBlocks), which the parent may have given back. A block that they fill in
+// part, and the record of a state group, is copied to the child's own next block. So no sequence
+// ever writes to a block that two tables name.
 struct ForkSequence {
   SequenceHandle parent, child;
   SequenceIndex index;
@@ -90,6 +93,17 @@ struct TrimBlocks {
   std::uint32_t count = 0;  // at least 1
 
   bool operator==(const TrimBlocks&) const = default;
+};
+
+// Gives back the first `count` blocks of one block table of a window group, of those that it still
+// has. No later row of the sequence sees a position of them. The entries of the table stay, and
+// name the null block.
+struct ReleaseBlocks {
+  SequenceHandle sequence;
+  GroupIndex group;
+  std::uint32_t count = 0;  // at least 1
+
+  bool operator==(const ReleaseBlocks&) const = default;
 };
 
 // From this plan on, a decode of the sequence may draft up to `depth` tokens ahead. The
@@ -169,8 +183,9 @@ struct UnloadAdapter {
   bool operator==(const UnloadAdapter&) const = default;
 };
 
-using PlanOp = std::variant<OpenSequence, GrantBlocks, ForkSequence, DropSequence, Run, Defer,
-                            BackgroundCopy, LoadAdapter, UnloadAdapter, TrimBlocks, Speculate>;
+using PlanOp =
+    std::variant<OpenSequence, GrantBlocks, ForkSequence, DropSequence, Run, Defer, BackgroundCopy,
+                 LoadAdapter, UnloadAdapter, TrimBlocks, Speculate, ReleaseBlocks>;
 
 struct StepPlan {
   Epoch epoch;

@@ -33,8 +33,9 @@ enum OpKind : std::uint8_t {
   kUnloadAdapter = v1::StepPlan::kUnloadAdaptersFieldNumber,
   kTrim = v1::StepPlan::kTrimsFieldNumber,
   kSpeculate = v1::StepPlan::kSpeculationsFieldNumber,
+  kRelease = v1::StepPlan::kReleasesFieldNumber,
 };
-constexpr std::size_t kOpKinds = kSpeculate + 1;
+constexpr std::size_t kOpKinds = kRelease + 1;
 
 void WriteCopies(const std::vector<BlockCopy>& copies, v1::BlockCopies* proto) {
   for (const BlockCopy& copy : copies) {
@@ -166,8 +167,20 @@ class PlanWriter {
     speculations.add_depths(op.depth);
   }
 
+  void Add(const ReleaseBlocks& op) {
+    AddKind(kRelease);
+    v1::Releases& releases = *proto_.mutable_releases();
+    releases.mutable_sequences()->Add(op.sequence.value());
+    releases.add_groups(op.group.value());
+    releases.add_counts(op.count);
+  }
+
   // After the last operation.
   void Finish() {
+    if (proto_.has_releases()) {
+      DropUsual(0u, proto_.mutable_releases()->mutable_groups());
+      DropUsual(1u, proto_.mutable_releases()->mutable_counts());
+    }
     if (proto_.has_trims()) {
       DropUsual(0u, proto_.mutable_trims()->mutable_groups());
       DropUsual(1u, proto_.mutable_trims()->mutable_counts());
@@ -207,13 +220,14 @@ class PlanReader {
         run_(proto.runs().sequences()),
         deferred_(proto.deferred()),
         trimmed_(proto.trims().sequences()),
-        speculating_(proto.speculations().sequences()) {}
+        speculating_(proto.speculations().sequences()),
+        released_(proto.releases().sequences()) {}
 
   absl::Status Read(std::vector<PlanOp>& ops) {
     if (absl::Status s = CheckKinds(); !s.ok()) return s;
     if (absl::Status s = CheckGrants(); !s.ok()) return s;
     if (absl::Status s = CheckRuns(); !s.ok()) return s;
-    if (absl::Status s = CheckDraftDepths(); !s.ok()) return s;
+    if (absl::Status s = CheckTrimsAndDepths(); !s.ok()) return s;
     rows_ = {};
     ops.reserve(proto_.ops().size());
     for (const char kind : proto_.ops()) {
@@ -247,6 +261,7 @@ class PlanReader {
         {"unload_adapters", {proto_.unload_adapters_size(), kUnloadAdapter}},
         {"trims.sequences", {proto_.trims().sequences_size(), kTrim}},
         {"speculations.sequences", {proto_.speculations().sequences_size(), kSpeculate}},
+        {"releases.sequences", {proto_.releases().sequences_size(), kRelease}},
     };
     for (const auto& [field, list] : lists) {
       if (absl::Status s = CheckRows(field, list.first, rows_[list.second]); !s.ok()) return s;
@@ -280,11 +295,13 @@ class PlanReader {
     return CheckCounts("runs.append_counts", runs.append_counts(), 0, rows, runs.append_size());
   }
 
-  absl::Status CheckDraftDepths() const {
+  absl::Status CheckTrimsAndDepths() const {
     const v1::Trims& trims = proto_.trims();
-    const std::size_t rows = rows_[kTrim];
-    absl::Status s = CheckColumn("trims.groups", trims.groups_size(), rows);
-    s.Update(CheckColumn("trims.counts", trims.counts_size(), rows));
+    absl::Status s = CheckColumn("trims.groups", trims.groups_size(), rows_[kTrim]);
+    s.Update(CheckColumn("trims.counts", trims.counts_size(), rows_[kTrim]));
+    const v1::Releases& releases = proto_.releases();
+    s.Update(CheckColumn("releases.groups", releases.groups_size(), rows_[kRelease]));
+    s.Update(CheckColumn("releases.counts", releases.counts_size(), rows_[kRelease]));
     s.Update(
         CheckColumn("speculations.depths", proto_.speculations().depths_size(), rows_[kSpeculate]));
     return s;
@@ -318,6 +335,10 @@ class PlanReader {
       case kSpeculate:
         return Speculate{.sequence = SequenceHandle(speculating_.Next()),
                          .depth = At(proto_.speculations().depths(), row, 0u)};
+      case kRelease:
+        return ReleaseBlocks{.sequence = SequenceHandle(released_.Next()),
+                             .group = GroupIndex(At(proto_.releases().groups(), row, 0u)),
+                             .count = At(proto_.releases().counts(), row, 1u)};
     }
     return Wrong("ops", "an operation that is not known");
   }
@@ -413,7 +434,7 @@ class PlanReader {
 
   const v1::StepPlan& proto_;
   std::array<std::size_t, kOpKinds> rows_{};  // by OpKind
-  ColumnReader granted_to_, granted_, dropped_, run_, deferred_, trimmed_, speculating_;
+  ColumnReader granted_to_, granted_, dropped_, run_, deferred_, trimmed_, speculating_, released_;
   std::size_t appended_ = 0;
 };
 

@@ -24,6 +24,7 @@ enum Kind : std::uint64_t {
   kUnload,
   kTrim,
   kSpeculate,
+  kRelease,
 };
 
 }  // namespace
@@ -143,6 +144,13 @@ void PlanHash::Add(const UnloadAdapter& op) {
 
 void PlanHash::Add(const TrimBlocks& op) {
   Add(std::uint64_t{kTrim});
+  Add(Word(op.sequence));
+  Add(Word(op.group));
+  Add(std::uint64_t{op.count});
+}
+
+void PlanHash::Add(const ReleaseBlocks& op) {
+  Add(std::uint64_t{kRelease});
   Add(Word(op.sequence));
   Add(Word(op.group));
   Add(std::uint64_t{op.count});

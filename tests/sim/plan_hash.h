@@ -36,6 +36,7 @@ class PlanHash {
   void Add(const LoadAdapter& op);
   void Add(const UnloadAdapter& op);
   void Add(const TrimBlocks& op);
+  void Add(const ReleaseBlocks& op);
   void Add(const Speculate& op);
 
   std::uint64_t value_ = 0;

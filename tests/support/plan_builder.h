@@ -57,7 +57,7 @@ class PlanBuilder {
     if (it != sequences_.end()) {
       for (const auto& [group, table] : it->second.tables) {
         for (std::uint32_t at = 0; at < table.size(); ++at) {
-          digest_.RemoveBlock(op.sequence, group, at, table[at]);
+          if (table[at] != kNullBlock) digest_.RemoveBlock(op.sequence, group, at, table[at]);
         }
       }
       digest_.Close(op.sequence, it->second.request, it->second.index);
@@ -86,6 +86,19 @@ class PlanBuilder {
     }
     plan_.ops.emplace_back(op);
   }
+  void Add(ReleaseBlocks op) {
+    const auto it = sequences_.find(op.sequence);
+    if (it != sequences_.end()) {
+      std::vector<BlockId>& table = it->second.tables[op.group];
+      std::uint32_t left = op.count;
+      for (std::uint32_t at = 0; at < table.size() && left > 0; ++at) {
+        if (table[at] == kNullBlock) continue;
+        digest_.RemoveBlock(op.sequence, op.group, at, std::exchange(table[at], kNullBlock));
+        --left;
+      }
+    }
+    plan_.ops.emplace_back(op);
+  }
   void Add(Speculate op) {
     digest_.AddSpeculate(plan_.step, op.sequence, op.depth);
     plan_.ops.emplace_back(op);
@@ -94,8 +107,14 @@ class PlanBuilder {
   void Add(LoadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
   void Add(UnloadAdapter op) { plan_.ops.emplace_back(std::move(op)); }
 
-  void Grant(SequenceHandle sequence, std::vector<std::uint32_t> blocks) {
-    GrantBlocks op{.sequence = sequence};
+  // The table of a window group begins with `count` entries that no grant names.
+  void Skip(SequenceHandle sequence, GroupIndex group, std::uint32_t count) {
+    sequences_[sequence].tables[group].resize(count, kNullBlock);
+  }
+
+  void Grant(SequenceHandle sequence, std::vector<std::uint32_t> blocks,
+             GroupIndex group = GroupIndex(0)) {
+    GrantBlocks op{.sequence = sequence, .group = group, .blocks = {}};
     for (std::uint32_t block : blocks) op.blocks.emplace_back(block);
     Add(std::move(op));
   }

@@ -16,6 +16,7 @@ struct GroupState::Sequence {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t length = 0;  // after every applied plan
   std::vector<std::vector<std::int32_t>> tables;
+  std::vector<std::uint32_t> fronts;  // [groups] leading entries of the table without a block
   SamplingParams sampling;
   StopRule stop;
   LogprobSpec logprobs;
@@ -140,7 +141,7 @@ absl::Status GroupState::ApplyOp(const OpenSequence& op, StepWork&) {
   sequence->tokens = op.tokens;
   sequence->prompt_tokens = op.prompt_tokens;
   sequence->length = op.cached_tokens;
-  sequence->tables.resize(limits_.groups.size());
+  StartTables(*sequence);
   sequence->sampling = op.sampling;
   sequence->stop = op.stop;
   sequence->logprobs = op.logprobs;
@@ -186,17 +187,29 @@ absl::Status GroupState::ApplyOp(const ForkSequence& op, StepWork& work) {
   return absl::OkStatus();
 }
 
+// Makes tables without blocks. They begin behind what a sequence of this length does not need.
+void GroupState::StartTables(Sequence& sequence) const {
+  sequence.tables.resize(limits_.groups.size());
+  for (std::size_t g = 0; g < limits_.groups.size(); ++g) {
+    sequence.fronts.push_back(limits_.groups[g].UnneededBlocks(sequence.length));
+    sequence.tables[g].assign(sequence.fronts[g], 0);
+  }
+}
+
 // Makes a forked child's tables.
 absl::Status GroupState::ShareBlocks(const Sequence& parent, const ForkSequence& op,
                                      Sequence& child) {
-  child.tables.resize(limits_.groups.size());
+  StartTables(child);
   std::size_t copies = 0;
   for (std::uint32_t g = 0; g < limits_.groups.size(); ++g) {
     const KvGroup& kind = limits_.groups[g];
     const bool state = kind.kind == KvGroup::Kind::kState;
     const std::uint32_t shared = state ? 0 : op.length / kind.tokens_per_block;
+    if (parent.fronts[g] > child.fronts[g]) {
+      return Invalid(op.child, "forks where its parent has given blocks back");
+    }
     std::vector<BlockId> blocks;
-    for (std::uint32_t at = 0; at < shared; ++at) {
+    for (std::uint32_t at = child.fronts[g]; at < shared; ++at) {
       blocks.emplace_back(static_cast<std::uint32_t>(parent.tables[g][at]));
     }
     if (state || op.length % kind.tokens_per_block > 0) {
@@ -232,9 +245,8 @@ absl::Status GroupState::ApplyOp(const DropSequence& op, StepWork& work) {
   Sequence& sequence = **found;
   if (sequence.last_run == work.step) return Invalid(op.sequence, "dropped in a step that runs it");
   for (std::uint32_t g = 0; g < sequence.tables.size(); ++g) {
-    for (std::uint32_t at = 0; at < sequence.tables[g].size(); ++at) {
-      const BlockId block(static_cast<std::uint32_t>(sequence.tables[g][at]));
-      digest_.RemoveBlock(op.sequence, GroupIndex(g), at, block);
+    for (std::uint32_t at = sequence.fronts[g]; at < sequence.tables[g].size(); ++at) {
+      RemoveBlock(sequence, g, at);
     }
   }
   digest_.Close(op.sequence, sequence.request, sequence.index);
@@ -309,14 +321,41 @@ absl::Status GroupState::ApplyOp(const TrimBlocks& op, StepWork& work) {
   Sequence& sequence = **found;
   if (sequence.last_run == work.step) return Invalid(op.sequence, "trimmed in a step that runs it");
   if (op.group.value() >= limits_.groups.size()) return Invalid(op.sequence, "no such KV group");
-  std::vector<std::int32_t>& table = sequence.tables[op.group.value()];
-  if (op.count == 0 || op.count > table.size()) return Invalid(op.sequence, "number of blocks");
+  const std::uint32_t g = op.group.value();
+  std::vector<std::int32_t>& table = sequence.tables[g];
+  if (op.count == 0 || op.count > table.size() - sequence.fronts[g]) {
+    return Invalid(op.sequence, "number of blocks");
+  }
   for (std::uint32_t i = 0; i < op.count; ++i) {
-    const BlockId block(static_cast<std::uint32_t>(table.back()));
+    RemoveBlock(sequence, g, static_cast<std::uint32_t>(table.size() - 1));
     table.pop_back();
-    digest_.RemoveBlock(op.sequence, op.group, static_cast<std::uint32_t>(table.size()), block);
   }
   return CheckCovered(sequence, sequence.length);
+}
+
+absl::Status GroupState::ApplyOp(const ReleaseBlocks& op, StepWork& work) {
+  absl::StatusOr<Sequence*> found = FindOpen(op.sequence);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = **found;
+  if (sequence.last_run == work.step)
+    return Invalid(op.sequence, "gives back what this step reads");
+  const std::uint32_t g = op.group.value();
+  if (g >= limits_.groups.size()) return Invalid(op.sequence, "no such KV group");
+  std::uint32_t& front = sequence.fronts[g];
+  if (op.count == 0 || op.count > sequence.tables[g].size() - front) {
+    return Invalid(op.sequence, "number of blocks");
+  }
+  // The scheduler does not know of the latest ends; a sequence that has finished runs no more.
+  // `length` may still count draft tokens; the rows that follow are checked again.
+  if (!sequence.finished &&
+      std::uint64_t{front} + op.count > limits_.groups[g].UnneededBlocks(sequence.length)) {
+    return Invalid(op.sequence, "gives back blocks that it needs");
+  }
+  for (std::uint32_t i = 0; i < op.count; ++i) {
+    RemoveBlock(sequence, g, front);
+    sequence.tables[g][front++] = 0;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GroupState::ApplyOp(const Speculate& op, StepWork& work) {
@@ -367,7 +406,14 @@ absl::Status GroupState::AppendBlocks(Sequence& sequence, GroupIndex group,
   return absl::OkStatus();
 }
 
-// Checks that each of the positions [0, end) has a block.
+// Takes entry `at` out of the digest.
+void GroupState::RemoveBlock(Sequence& sequence, std::size_t group, std::uint32_t at) {
+  digest_.RemoveBlock(sequence.handle, GroupIndex(static_cast<std::uint32_t>(group)), at,
+                      BlockId(static_cast<std::uint32_t>(sequence.tables[group][at])));
+}
+
+// Checks that the rows from the sequence's length to `end` have blocks, and all positions that
+// they see.
 absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t end) const {
   for (std::size_t g = 0; g < limits_.groups.size(); ++g) {
     const KvGroup& kind = limits_.groups[g];
@@ -377,6 +423,9 @@ absl::Status GroupState::CheckCovered(const Sequence& sequence, std::uint64_t en
                              : blocks * std::uint64_t{kind.tokens_per_block} >= end;
     if (!covered) {
       return Invalid(sequence.handle, absl::StrCat("no block behind position ", end - 1));
+    }
+    if (sequence.fronts[g] > kind.UnneededBlocks(sequence.length)) {
+      return Invalid(sequence.handle, "it has given back a block that its next row sees");
     }
   }
   return absl::OkStatus();

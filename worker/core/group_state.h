@@ -71,7 +71,8 @@ struct Batch {
   std::vector<BackgroundCopy> background;
   std::vector<BatchItem> items;  // ascending handles
   std::vector<TokenId> tokens;   // [rows] token of each row, items in order
-  // [items, groups] block ids; entry i covers positions i * tokens_per_block on.
+  // [items, groups] block ids; entry i covers positions i * tokens_per_block on. Leading entries of
+  // window groups may be the null block: no row sees their positions.
   std::vector<absl::Span<const std::int32_t>> tables;
   std::uint32_t group_count = 0;
   std::uint32_t decode_rows = 0;  // draft tokens included
@@ -111,7 +112,7 @@ struct SequenceView {
   // The positions that have K and V once every applied plan has run. For a step that is
   // applied and not completed, this includes its draft tokens.
   std::uint32_t length = 0;
-  // [groups] block ids in table order.
+  // [groups] block ids in table order; 0 for those that were given back.
   std::vector<absl::Span<const std::int32_t>> tables;
   // The step of its last run; 0 before the first.
   Step last_run;
@@ -177,14 +178,17 @@ class GroupState {
   absl::Status ApplyOp(const LoadAdapter& op, StepWork& work);
   absl::Status ApplyOp(const UnloadAdapter& op, StepWork& work);
   absl::Status ApplyOp(const TrimBlocks& op, StepWork& work);
+  absl::Status ApplyOp(const ReleaseBlocks& op, StepWork& work);
   absl::Status ApplyOp(const Speculate& op, StepWork& work);
 
   absl::Status ApplyAll(const StepPlan& plan, StepWork& work);
   absl::Status CheckFree(SequenceHandle handle) const;
   absl::StatusOr<Sequence*> FindOpen(SequenceHandle handle) const;
   absl::Status AppendBlocks(Sequence& sequence, GroupIndex group, absl::Span<const BlockId> blocks);
+  void StartTables(Sequence& sequence) const;
   absl::Status ShareBlocks(const Sequence& parent, const ForkSequence& op, Sequence& child);
   absl::Status Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step);
+  void RemoveBlock(Sequence& sequence, std::size_t group, std::uint32_t at);
   absl::Status CheckCovered(const Sequence& sequence, std::uint64_t end) const;
   absl::Status AddPrefill(Sequence& sequence, const Run& run, StepWork& work);
   absl::Status AddDecodes(StepWork& work);

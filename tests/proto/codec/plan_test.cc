@@ -93,7 +93,8 @@ StepPlan OneOfEach() {
               LoadAdapter{"a"},
               UnloadAdapter{"b"},
               TrimBlocks{SequenceHandle(1), GroupIndex(1), 2},
-              Speculate{SequenceHandle(1), 3}};
+              Speculate{SequenceHandle(1), 3},
+              ReleaseBlocks{SequenceHandle(1), GroupIndex(1), 2}};
   return plan;
 }
 
@@ -151,6 +152,9 @@ TEST(WorkerCodec, WrongPlansAreRefusedByField) {
       {"trims.counts", [](auto& p) { p.mutable_trims()->add_counts(1); }},
       {"speculations.sequences", [](auto& p) { p.mutable_speculations()->add_sequences(1); }},
       {"speculations.depths", [](auto& p) { p.mutable_speculations()->add_depths(1); }},
+      {"releases.sequences", [](auto& p) { p.clear_releases(); }},
+      {"releases.groups", [](auto& p) { p.mutable_releases()->add_groups(1); }},
+      {"releases.counts", [](auto& p) { p.mutable_releases()->add_counts(1); }},
   };
   for (const WrongPlan& wrong : kWrong) {
     v1::StepPlan proto;

@@ -131,6 +131,10 @@ PlanOp RandomValues::Op() {
       return TrimBlocks{.sequence = SequenceHandle(Number()),
                         .group = GroupIndex(static_cast<std::uint32_t>(Below(3))),
                         .count = Flip() ? 1 : Number()};
+    case 10:
+      return ReleaseBlocks{.sequence = SequenceHandle(Number()),
+                           .group = GroupIndex(static_cast<std::uint32_t>(Below(3))),
+                           .count = Flip() ? 1 : Number()};
     default:
       return Speculate{.sequence = SequenceHandle(Number()), .depth = Flip() ? 0 : Number()};
   }
