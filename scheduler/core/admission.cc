@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "common/types/kv_needs.h"
 #include "scheduler/core/beam_search.h"
 
 namespace flotilla::scheduler {
@@ -89,22 +90,6 @@ absl::Status CheckPrefixes(const TokenizedRequest& request,
   return absl::OkStatus();
 }
 
-std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) {
-  if (group.kind == KvGroup::Kind::kState) return 1;
-  return (positions + group.tokens_per_block - 1) / group.tokens_per_block;
-}
-
-// The blocks that the sequences of one request surely share: those before the last token
-// of the prompt. There are none if sequences cannot be forked (KvCacheManager::can_fork).
-std::uint64_t SharedBlocks(const Extent& extent, const ExecutorDescription& description) {
-  std::uint64_t blocks = 0;
-  for (const KvGroup& group : description.groups) {
-    if (group.kind == KvGroup::Kind::kState) return 0;
-    blocks += (extent.prompt_tokens - 1) / group.tokens_per_block;
-  }
-  return blocks;
-}
-
 }  // namespace
 
 std::uint32_t MaxPositions(std::uint32_t prompt_tokens, std::uint32_t max_tokens) {
@@ -116,13 +101,25 @@ std::uint32_t MaxSequences(const CoreOptions& options, const ExecutorDescription
                    description.max_step_tokens});
 }
 
+// The sequences of one request surely share the blocks before the last token of the prompt, except
+// where they cannot be forked (KvCacheManager::can_fork). While some are not open, the others keep
+// what these will share, so a window saves nothing for sure where there are several.
 std::uint64_t MostBlocks(const Extent& extent, const ExecutorDescription& description) {
   const std::uint32_t positions = MaxPositions(extent.prompt_tokens, extent.max_tokens);
+  const bool can_fork =
+      std::none_of(description.groups.begin(), description.groups.end(),
+                   [](const KvGroup& group) { return group.kind == KvGroup::Kind::kState; });
   std::uint64_t blocks = 0;
-  for (const KvGroup& group : description.groups) blocks += BlocksFor(group, positions);
-  if (extent.width == 1) return blocks;
-  const std::uint64_t shared = SharedBlocks(extent, description);
-  return shared + extent.width * (blocks - shared);
+  for (const KvGroup& group : description.groups) {
+    if (extent.width == 1) {
+      blocks += MostNamed(group, positions, RowsOfPlans(description));
+      continue;
+    }
+    const std::uint64_t each = TableEntries(group, positions);
+    const std::uint64_t shared = can_fork ? (extent.prompt_tokens - 1) / group.tokens_per_block : 0;
+    blocks += shared + extent.width * (each - shared);
+  }
+  return blocks;
 }
 
 absl::Status CheckFits(const Extent& extent, const ExecutorDescription& description) {
@@ -194,6 +191,9 @@ absl::Status CheckDescription(const ExecutorDescription& description) {
   for (const KvGroup& group : description.groups) {
     if (group.kind != KvGroup::Kind::kState && group.tokens_per_block == 0) {
       return bad("the executor describes blocks of no tokens");
+    }
+    if (group.kind == KvGroup::Kind::kWindow && group.window == 0) {
+      return bad("the executor describes a window of no tokens");
     }
   }
   if (description.block_count < 2) return bad("the executor's KV pool is empty");

@@ -101,7 +101,11 @@ void CoreState::PlanForks(Request& request) {
       const std::uint32_t common =
           std::min(CommonTokens(sequence, sequences[parent], request.prompt_tokens),
                    static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
-      if (common > sequence.fork.length) sequence.fork = {.parent = parent, .length = common};
+      // An open parent may have given back blocks that it has seen the last of.
+      const bool has_blocks = !sequences[parent].open() || !epoch->kv.has_windows() ||
+                              epoch->kv.CanFork(sequences[parent], common);
+      if (has_blocks && common > sequence.fork.length)
+        sequence.fork = {.parent = parent, .length = common};
     }
     UpdateOutstanding(sequence);
     parents.push_back(index);

@@ -58,7 +58,7 @@ struct PlanInFlight {
 struct EpochState {
   EpochState(Epoch epoch, const ExecutorDescription& description, bool prefix_cache)
       : epoch(epoch),
-        kv(description.groups, description.block_count, prefix_cache, description.tiers),
+        kv(description, prefix_cache),
         usable_blocks(std::uint64_t{kv.pool().total()} * 64),
         handles(description.max_sequences),
         micro_batch_sizes(description.lag, 0) {}

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/types/kv_needs.h"
 
 namespace flotilla::scheduler {
 namespace {
@@ -25,16 +26,51 @@ std::uint64_t KeptBlocks(const CoreState& state) {
   for (const TableIndex index : state.requests.Indices()) {
     const Request& request = state.requests[index];
     if (!request.admitted || !request.non_preemptible()) continue;
-    std::set<BlockId> held;
+    std::map<BlockId, std::uint32_t> names;
+    std::set<BlockId> held, in_windows;
     for (const TableIndex at : request.sequences) {
-      for (const auto& table : state.epoch->kv.TablesOf(state.sequences[at])) {
-        held.insert(table.begin(), table.end());
+      const auto& tables = state.epoch->kv.TablesOf(state.sequences[at]);
+      for (std::size_t g = 0; g < tables.size(); ++g) {
+        const bool window = state.description->groups[g].kind == KvGroup::Kind::kWindow;
+        for (const BlockId block : tables[g]) {
+          ++names[block];
+          (window ? in_windows : held).insert(block);
+        }
       }
     }
+    // What another request shares does not come back when this one has seen the last of it.
+    std::uint64_t secure = held.size();
+    for (const BlockId block : in_windows) {
+      secure += block != kNullBlock && state.epoch->kv.pool().references(block) == names[block];
+    }
     const std::uint64_t most = state.MostBlocks(request);
-    kept += most - std::min<std::uint64_t>(most, held.size());
+    kept += most - std::min(most, secure);
   }
   return kept;
+}
+
+// 4. Tables have entries up to what was allocated. Those of a window group name nothing that the
+// next row does not need, all that rows to come need, and no more than is reserved for it.
+absl::Status CheckTables(const CoreState& state, const Sequence& sequence) {
+  const LengthBounds& length = sequence.length;
+  const auto& tables = state.epoch->kv.TablesOf(sequence);
+  const Request& request = state.RequestOf(sequence);
+  const bool alone = request.answers == 1 && request.beam == nullptr;
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    const KvGroup& group = state.description->groups[g];
+    FLOTILLA_HOLDS(tables[g].size() == TableEntries(group, length.allocated), 4,
+                   "blocks cover scheduled_max");
+    if (group.kind != KvGroup::Kind::kWindow) continue;
+    const auto first = std::find_if(tables[g].begin(), tables[g].end(),
+                                    [](BlockId block) { return block != kNullBlock; });
+    const auto front = static_cast<std::uint64_t>(first - tables[g].begin());
+    FLOTILLA_HOLDS(front <= group.UnneededBlocks(length.computed_min), 4,
+                   "blocks that the next row sees");
+    const std::uint32_t slack = RowsOfPlans(*state.description);
+    FLOTILLA_HOLDS(!alone || tables[g].size() - front <= MostNamed(group, length.allocated, slack),
+                   4, "blocks in a window");
+  }
+  return absl::OkStatus();
 }
 
 // 1. Every block is free, cached or used; references equal the tables naming it.
@@ -43,8 +79,13 @@ absl::Status CheckBlocks(const CoreState& state) {
   FLOTILLA_HOLDS(pool.free() + pool.cached() + pool.used() == pool.total(), 1, "block counts");
   std::vector<std::uint32_t> named(std::size_t{pool.total()} + 1, 0);
   for (const TableIndex index : state.running) {
-    for (const auto& table : state.epoch->kv.TablesOf(state.sequences[index])) {
-      for (const BlockId block : table) {
+    const auto& tables = state.epoch->kv.TablesOf(state.sequences[index]);
+    for (std::size_t g = 0; g < tables.size(); ++g) {
+      const bool window = state.description->groups[g].kind == KvGroup::Kind::kWindow;
+      auto block_at = tables[g].begin();
+      while (window && block_at != tables[g].end() && *block_at == kNullBlock) ++block_at;
+      for (; block_at != tables[g].end(); ++block_at) {
+        const BlockId block = *block_at;
         FLOTILLA_HOLDS(block != kNullBlock && block.value() <= pool.total(), 1, "a block's id");
         ++named[block.value()];
       }
@@ -220,9 +261,7 @@ absl::Status CheckBounds(const CoreState& state) {
     FLOTILLA_HOLDS(drafts || (length.computed_min == length.scheduled_max &&
                               length.scheduled_max == length.allocated),
                    4, "bounds without draft tokens");
-    std::uint64_t blocks = 0;
-    for (const auto& table : epoch.kv.TablesOf(sequence)) blocks += table.size();
-    FLOTILLA_HOLDS(blocks == epoch.kv.BlocksFor(length.allocated), 4, "blocks cover scheduled_max");
+    if (absl::Status s = CheckTables(state, sequence); !s.ok()) return s;
     FLOTILLA_HOLDS(epoch.handles.Live(sequence.handle, epoch.last_step) == index, 2, "its handle");
     ++micro_batches[sequence.micro_batch];
   }

@@ -15,45 +15,81 @@ std::uint64_t SlotsOf(const std::vector<KvTier>& tiers) {
   return slots;
 }
 
-std::unique_ptr<PrefixIndex> MakeIndex(const std::vector<KvGroup>& groups,
-                                       std::uint32_t block_count, bool prefix_cache,
-                                       const std::vector<KvTier>& tiers) {
-  if (groups.size() != 1 || groups[0].kind != KvGroup::Kind::kFull) return nullptr;
+bool Any(const std::vector<KvGroup>& groups, KvGroup::Kind kind) {
+  return std::any_of(groups.begin(), groups.end(),
+                     [kind](const KvGroup& group) { return group.kind == kind; });
+}
+
+// Tiers hold copies of blocks one by one, so they need models in which a block of tokens has one.
+std::vector<KvTier> TiersOf(const ExecutorDescription& description) {
+  const bool one =
+      description.groups.size() == 1 && description.groups[0].kind == KvGroup::Kind::kFull;
+  return one ? description.tiers : std::vector<KvTier>();
+}
+
+std::unique_ptr<PrefixIndex> MakeIndex(const ExecutorDescription& description, bool prefix_cache) {
+  const std::vector<KvGroup>& groups = description.groups;
+  const bool alike = std::all_of(groups.begin(), groups.end(), [&](const KvGroup& group) {
+    return group.tokens_per_block == groups[0].tokens_per_block;
+  });
+  if (!alike || Any(groups, KvGroup::Kind::kState) || groups.size() > PrefixPath::kMostGroups) {
+    return nullptr;
+  }
+  const std::vector<KvTier> tiers = TiersOf(description);
   if (!prefix_cache && tiers.empty()) return nullptr;
-  return std::make_unique<PrefixIndex>(block_count + SlotsOf(tiers));
+  return std::make_unique<PrefixIndex>(description.block_count + SlotsOf(tiers), groups.size());
 }
 
 }  // namespace
 
-KvCacheManager::KvCacheManager(std::vector<KvGroup> groups, std::uint32_t block_count,
-                               bool prefix_cache, const std::vector<KvTier>& tiers)
-    : groups_(std::move(groups)),
-      pool_(block_count),
-      index_(MakeIndex(groups_, block_count, prefix_cache, tiers)),
-      tiers_(tiers, index_.get()),
+KvCacheManager::KvCacheManager(const ExecutorDescription& description, bool prefix_cache)
+    : groups_(description.groups),
+      slack_(RowsOfPlans(description)),
+      has_windows_(Any(description.groups, KvGroup::Kind::kWindow)),
+      pool_(description.block_count),
+      index_(MakeIndex(description, prefix_cache)),
+      tiers_(TiersOf(description), index_.get()),
       copying_(std::size_t{pool_.total()} + 1, false),
       to_store_(pool_.total()),
       written_now_(pool_.total()) {
-  if (index_ != nullptr) node_of_.assign(std::size_t{pool_.total()} + 1, kNoPrefix);
+  if (index_ == nullptr) return;
+  node_of_.assign(std::size_t{pool_.total()} + 1, kNoPrefix);
+  group_of_.assign(std::size_t{pool_.total()} + 1, 0);
 }
 
-std::uint64_t KvCacheManager::BlocksFor(const KvGroup& group, std::uint64_t positions) const {
-  if (group.kind == KvGroup::Kind::kState) return positions > 0 ? 1 : 0;
-  return (positions + group.tokens_per_block - 1) / group.tokens_per_block;
+std::uint64_t KvCacheManager::EntriesFor(std::uint64_t positions) const {
+  std::uint64_t entries = 0;
+  for (const KvGroup& group : groups_) entries += TableEntries(group, positions);
+  return entries;
 }
 
 std::uint64_t KvCacheManager::BlocksFor(std::uint64_t positions) const {
   std::uint64_t blocks = 0;
-  for (const KvGroup& group : groups_) blocks += BlocksFor(group, positions);
+  for (const KvGroup& group : groups_) blocks += MostNamed(group, positions, 0);
   return blocks;
 }
 
-std::uint64_t KvCacheManager::MostBlocksFor(std::uint64_t tokens) const {
-  std::uint64_t blocks = 0;
+KvCacheManager::Growth KvCacheManager::MostGrowth(std::uint64_t tokens) const {
+  Growth growth;
   for (const KvGroup& group : groups_) {
-    if (group.kind != KvGroup::Kind::kState) blocks += BlocksFor(group, tokens);
+    if (group.kind == KvGroup::Kind::kFull) growth.blocks += TableEntries(group, tokens);
+    if (group.kind == KvGroup::Kind::kWindow) growth.in_windows += TableEntries(group, tokens);
   }
-  return blocks;
+  return growth;
+}
+
+std::uint64_t KvCacheManager::WindowRoom(const Sequence& sequence) const {
+  const Holding& holding = Of(sequence);
+  std::uint64_t room = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (!IsWindow(g)) continue;
+    const std::uint64_t most = MostNamed(groups_[g], ~std::uint32_t{0}, 0);
+    const std::uint64_t has = holding.tables.empty()
+                                  ? MostNamed(groups_[g], sequence.tokens.size(), 0)
+                                  : holding.tables[g].size() - holding.fronts[g];
+    room += most - std::min(most, has);
+  }
+  return room;
 }
 
 std::uint64_t KvCacheManager::BlocksNeeded(const Sequence& sequence,
@@ -61,9 +97,27 @@ std::uint64_t KvCacheManager::BlocksNeeded(const Sequence& sequence,
   const auto& tables = TablesOf(sequence);
   std::uint64_t needed = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const std::uint64_t needs = BlocksFor(groups_[g], positions);
+    const std::uint64_t needs = TableEntries(groups_[g], positions);
     const std::uint64_t has = tables.empty() ? 0 : tables[g].size();
     if (needs > has) needed += needs - has;
+  }
+  return needed;
+}
+
+std::uint64_t KvCacheManager::BlocksToReach(const Sequence& sequence,
+                                            std::uint64_t positions) const {
+  const Holding& holding = Of(sequence);
+  std::uint64_t needed = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::uint64_t has = holding.tables.empty() ? 0 : holding.tables[g].size();
+    const std::uint64_t needs = TableEntries(groups_[g], positions);
+    std::uint64_t more = needs - std::min(needs, has);
+    if (IsWindow(g)) {
+      const std::uint64_t most = MostNamed(groups_[g], positions, slack_);
+      const std::uint64_t named = has == 0 ? 0 : has - holding.fronts[g];
+      more = std::min(more, most - std::min(most, named));
+    }
+    needed += more;
   }
   return needed;
 }
@@ -79,38 +133,65 @@ std::uint32_t KvCacheManager::LongestWithin(const Sequence& sequence, std::uint3
   return can;
 }
 
-bool KvCacheManager::can_fork() const {
-  return std::none_of(groups_.begin(), groups_.end(),
-                      [](const KvGroup& group) { return group.kind == KvGroup::Kind::kState; });
-}
+bool KvCacheManager::can_fork() const { return !Any(groups_, KvGroup::Kind::kState); }
 
-std::uint64_t KvCacheManager::BlocksNeededByFork(std::uint32_t length,
-                                                 std::uint64_t positions) const {
-  std::uint64_t blocks = BlocksFor(positions);
-  if (length == 0 || !can_fork()) return blocks;
-  for (const KvGroup& group : groups_) blocks -= length / group.tokens_per_block;
+std::uint64_t KvCacheManager::BlocksFrom(std::uint32_t length, std::uint64_t positions) const {
+  std::uint64_t blocks = 0;
+  for (const KvGroup& group : groups_) {
+    const std::uint64_t begun = length == 0 || !can_fork() ? 0 : length / group.tokens_per_block;
+    const std::uint64_t more = TableEntries(group, positions) - begun;
+    blocks += std::min(more, MostNamed(group, positions, slack_));
+  }
   return blocks;
 }
 
-std::uint32_t KvCacheManager::ReusableBlocks(const Sequence& sequence) const {
+// What a sequence pins in window groups it gives back when it goes on, so in these it has no more
+// than they can name.
+std::uint64_t KvCacheManager::BlocksToOpen(const Match& match, std::uint64_t positions) const {
+  const std::uint32_t length = PositionsOf(match);
+  std::uint64_t blocks = match.pinned - match.pinned_in_windows;
+  std::uint64_t in_windows = match.pinned_in_windows, most = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::uint64_t begun = length / std::max(groups_[g].tokens_per_block, 1u);
+    const std::uint64_t more = TableEntries(groups_[g], positions) - begun;
+    (IsWindow(g) ? in_windows : blocks) += more;
+    if (IsWindow(g)) most += MostNamed(groups_[g], positions, slack_);
+  }
+  return blocks + std::min(in_windows, most);
+}
+
+bool KvCacheManager::CanFork(const Sequence& parent, std::uint32_t length) const {
+  const Holding& holding = Of(parent);
+  for (std::size_t g = 0; g < holding.fronts.size(); ++g) {
+    if (holding.fronts[g] > groups_[g].UnneededBlocks(length)) return false;
+  }
+  return can_fork();
+}
+
+std::uint32_t KvCacheManager::ReusableBlocks(const Sequence& sequence,
+                                             const Request& request) const {
   std::size_t known = sequence.tokens.size();
+  // Others fork from it behind its prompt, and need the window before.
+  if (has_windows_ && request.width() > 1) {
+    known = std::min<std::size_t>(known, request.prompt_tokens);
+  }
   // Fatal rows are computed, and a row before them, with which a shared step opens the sequence.
   if (sequence.fatal.any() && sequence.fatal.begin > 0) {
     known = std::min<std::size_t>(known, sequence.fatal.begin);
   }
-  return static_cast<std::uint32_t>((known - 1) / groups_[0].tokens_per_block);
+  return static_cast<std::uint32_t>((known - 1) / block_tokens());
 }
 
 absl::Span<const TokenId> KvCacheManager::TokensOf(const Sequence& sequence,
                                                    std::uint32_t block) const {
-  const std::uint32_t size = groups_[0].tokens_per_block;
+  const std::uint32_t size = block_tokens();
   return absl::MakeConstSpan(sequence.tokens).subspan(std::size_t{block} * size, size);
 }
 
 PrefixPath& KvCacheManager::PathOf(const Sequence& sequence) {
   if (sequence.self >= paths_.size()) paths_.resize(std::size_t{sequence.self} + 1);
   std::unique_ptr<PrefixPath>& path = paths_[sequence.self];
-  if (path == nullptr) path = std::make_unique<PrefixPath>(index_.get(), &pool_);
+  if (path == nullptr) path = std::make_unique<PrefixPath>(index_.get(), &pool_, groups_);
   return *path;
 }
 
@@ -119,18 +200,47 @@ const KvCacheManager::Holding& KvCacheManager::Of(const Sequence& sequence) cons
   return sequence.self < holdings_.size() ? holdings_[sequence.self] : kNothing;
 }
 
-KvCacheManager::Holding& KvCacheManager::Hold(const Sequence& sequence) {
+KvCacheManager::Holding& KvCacheManager::Hold(const Sequence& sequence, std::uint32_t length) {
   if (sequence.self >= holdings_.size()) holdings_.resize(std::size_t{sequence.self} + 1);
   Holding& holding = holdings_[sequence.self];
   holding.tables.assign(groups_.size(), {});
+  holding.fronts.assign(groups_.size(), 0);
+  holding.shared.assign(groups_.size(), 0);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    holding.fronts[g] = groups_[g].UnneededBlocks(length);
+    holding.tables[g].assign(holding.fronts[g], kNullBlock);
+  }
   return holding;
 }
 
 std::uint64_t KvCacheManager::OwnBlocks(const Sequence& sequence) const {
   const Holding& holding = Of(sequence);
   std::uint64_t blocks = 0;
-  for (const std::vector<BlockId>& table : holding.tables) blocks += table.size();
-  return blocks - std::min<std::uint64_t>(blocks, holding.shared);
+  for (std::size_t g = 0; g < holding.tables.size(); ++g) {
+    const std::size_t others = std::max(holding.fronts[g], holding.shared[g]);
+    blocks += holding.tables[g].size() - std::min(holding.tables[g].size(), others);
+  }
+  return blocks;
+}
+
+std::uint64_t KvCacheManager::SecureBlocks(const std::vector<const Sequence*>& sequences) const {
+  std::uint64_t secure = 0;
+  std::vector<BlockId> named;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    named.clear();
+    for (const Sequence* sequence : sequences) {
+      const Holding& holding = Of(*sequence);
+      if (holding.tables.empty()) continue;
+      named.insert(named.end(), holding.tables[g].begin() + holding.fronts[g],
+                   holding.tables[g].end());
+    }
+    std::sort(named.begin(), named.end());
+    for (std::size_t at = 0, next = 0; at < named.size(); at = next) {
+      while (next < named.size() && named[next] == named[at]) ++next;
+      secure += !IsWindow(g) || pool_.references(named[at]) == next - at;
+    }
+  }
+  return secure;
 }
 
 absl::Span<const BlockId> KvCacheManager::IndexedBlocks(const Sequence& sequence) const {
@@ -146,13 +256,19 @@ void KvCacheManager::Forget(const Sequence& sequence) {
 KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const Request& request,
                                                  std::int64_t recompute_ns) {
   if (index_ == nullptr || request.wants_prompt_rows()) return {};
-  const std::uint32_t size = groups_[0].tokens_per_block;
-  const std::size_t reusable = std::size_t{ReusableBlocks(sequence)} * size;
+  const std::uint32_t size = block_tokens();
+  const std::size_t reusable = std::size_t{ReusableBlocks(sequence, request)} * size;
   PrefixPath& path = PathOf(sequence);
   path.Update(request.cache_scope, absl::MakeConstSpan(sequence.tokens).first(reusable), size);
+  const auto windows = static_cast<std::uint32_t>(
+      std::count_if(groups_.begin(), groups_.end(),
+                    [](const KvGroup& group) { return group.kind == KvGroup::Kind::kWindow; }));
   return {.node = path.ready() == 0 ? kNoPrefix : path.node(path.ready() - 1),
           .blocks = path.ready(),
+          .secure = path.ready() * (static_cast<std::uint32_t>(groups_.size()) - windows),
           .pinned = path.unnamed(),
+          .pinned_in_windows = path.unnamed_in_windows(),
+          .counted_on = path.counted_on(),
           .in_tiers = path.InTiers(tiers_.WorthLoading(recompute_ns)),
           .loading = path.loading()};
 }
@@ -162,10 +278,11 @@ bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
                                  const Match& match) const {
   const std::uint32_t next = match.blocks;
   const Holding& holding = Of(other);
-  if (index_ == nullptr || request.wants_prompt_rows() || next >= ReusableBlocks(sequence) ||
-      other.state != SequenceState::kPrefill || holding.indexed_blocks != next ||
-      holding.indexed != match.node || others.cache_scope != request.cache_scope ||
-      std::uint64_t{next + 1} * groups_[0].tokens_per_block > other.prefill_tokens) {
+  if (index_ == nullptr || request.wants_prompt_rows() ||
+      next >= ReusableBlocks(sequence, request) || other.state != SequenceState::kPrefill ||
+      holding.indexed_blocks != next || holding.indexed != match.node ||
+      others.cache_scope != request.cache_scope ||
+      std::uint64_t{next + 1} * block_tokens() > other.prefill_tokens) {
     return false;
   }
   return TokensOf(other, next) == TokensOf(sequence, next);
@@ -173,7 +290,7 @@ bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
 
 void KvCacheManager::Open(Sequence& sequence, const Request& request, const Match& match,
                           StepPlan& plan) {
-  Holding& holding = Hold(sequence);
+  Holding& holding = Hold(sequence, PositionsOf(match));
   digest_.Open(sequence.handle, request.id, sequence.index);
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   plan.ops.push_back(OpenSequence{
@@ -189,17 +306,20 @@ void KvCacheManager::Open(Sequence& sequence, const Request& request, const Matc
       .micro_batch = sequence.micro_batch,
       .is_beam = request.beam != nullptr,
   });
-  holding.shared = match.blocks;
   if (match.blocks > 0) {
-    GrantBlocks hit{.sequence = sequence.handle, .group = GroupIndex(0), .blocks = BlocksOf(match)};
-    for (const BlockId block : hit.blocks) {
-      Share(block);
-      AddToTable(sequence, GroupIndex(0), block);
-      const TierSlot slot = index_->slot(node_of_[block.value()]);
-      if (slot.kept()) tiers_.Use(slot);
-      WantStored(block);
+    for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+      GrantBlocks hit{
+          .sequence = sequence.handle, .group = GroupIndex(g), .blocks = BlocksOf(match, g)};
+      for (const BlockId block : hit.blocks) {
+        Share(block);
+        AddToTable(sequence, GroupIndex(g), block);
+        const TierSlot slot = index_->slot(node_of_[block.value()]);
+        if (slot.kept()) tiers_.Use(slot);
+        WantStored(block);
+      }
+      holding.shared[g] = match.blocks;
+      if (!hit.blocks.empty()) plan.ops.push_back(std::move(hit));
     }
-    plan.ops.push_back(std::move(hit));
     SetIndexed(holding, match.node, match.blocks);
     sequence.length.Settle(PositionsOf(match));
   }
@@ -220,22 +340,22 @@ std::size_t KvCacheManager::Fork(const Sequence& parent, Sequence& sequence, con
   digest_.Open(sequence.handle, request.id, sequence.index);
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   sequence.length.Settle(length);
-  Holding& holding = Hold(sequence);
+  Holding& holding = Hold(sequence, length);
   const Holding& from = Of(parent);
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     const std::uint32_t shared = length / groups_[g].tokens_per_block;
-    for (std::uint32_t at = 0; at < shared; ++at) {
+    for (std::uint32_t at = holding.fronts[g]; at < shared; ++at) {
       Share(from.tables[g][at]);
       AddToTable(sequence, GroupIndex(g), from.tables[g][at]);
     }
-    holding.shared += shared;
+    holding.shared[g] = shared;
     if (length % groups_[g].tokens_per_block == 0) continue;
     fork.copies.push_back({.from = from.tables[g][shared], .to = TakeBlock()});
     AddToTable(sequence, GroupIndex(g), fork.copies.back().to);
   }
   Forget(sequence);
   if (index_ != nullptr) {
-    const std::uint32_t shared = length / groups_[0].tokens_per_block;
+    const std::uint32_t shared = length / block_tokens();
     PrefixNode node = from.indexed;
     for (std::uint32_t at = from.indexed_blocks; at > shared; --at) node = index_->parent(node);
     const std::uint32_t indexed = std::min(from.indexed_blocks, shared);
@@ -260,7 +380,7 @@ BlockId KvCacheManager::TakeBlock() {
   if (const PrefixNode node = std::exchange(node_of_[block.value()], kNoPrefix);
       node != kNoPrefix) {
     evictions_ += !index_->slot(node).kept();
-    index_->SetBlock(node, kNullBlock);
+    index_->SetBlock(node, kNullBlock, group_of_[block.value()]);
     to_store_.Remove(block);
     written_now_.Remove(block);
   }
@@ -270,7 +390,7 @@ BlockId KvCacheManager::TakeBlock() {
 void KvCacheManager::Allocate(const Sequence& sequence, std::uint32_t positions, StepPlan& plan) {
   const auto& tables = TablesOf(sequence);
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
-    const std::uint64_t needs = BlocksFor(groups_[g], positions);
+    const std::uint64_t needs = TableEntries(groups_[g], positions);
     if (tables[g].size() >= needs) continue;
     GrantBlocks grant{.sequence = sequence.handle, .group = GroupIndex(g), .blocks = {}};
     while (tables[g].size() < needs) {
@@ -285,7 +405,7 @@ bool KvCacheManager::Trim(Sequence& sequence, StepPlan& plan) {
   bool trimmed = false;
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& table = holdings_[sequence.self].tables[g];
-    const std::uint64_t needs = BlocksFor(groups_[g], sequence.length.scheduled_max);
+    const std::uint64_t needs = TableEntries(groups_[g], sequence.length.scheduled_max);
     if (table.size() <= needs) continue;
     plan.ops.push_back(TrimBlocks{.sequence = sequence.handle,
                                   .group = GroupIndex(g),
@@ -313,19 +433,21 @@ void KvCacheManager::WantStored(BlockId block) {
   if (tiers_.any() && !index_->slot(node_of_[block.value()]).kept()) written_now_.Add(block);
 }
 
-bool KvCacheManager::CanAdopt(PrefixNode node) const {
-  return index_->block(node) == kNullBlock || pool_.cached(index_->block(node));
+bool KvCacheManager::CanAdopt(PrefixNode node, std::size_t group) const {
+  const BlockId block = index_->block(node, group);
+  return block == kNullBlock || pool_.cached(block);
 }
 
-void KvCacheManager::Adopt(PrefixNode node, BlockId block) {
-  if (const BlockId old = index_->block(node); old != kNullBlock) {
+void KvCacheManager::Adopt(PrefixNode node, std::size_t group, BlockId block) {
+  if (const BlockId old = index_->block(node, group); old != kNullBlock) {
     node_of_[old.value()] = kNoPrefix;
     to_store_.Remove(old);
     written_now_.Remove(old);
     pool_.Drop(old);
   }
-  index_->SetBlock(node, block);
+  index_->SetBlock(node, block, group);
   node_of_[block.value()] = node;
+  group_of_[block.value()] = static_cast<std::uint8_t>(group);
   pool_.Keep(block);
   WantStored(block);
 }
@@ -334,23 +456,46 @@ void KvCacheManager::Publish(const Sequence& sequence, const Request& request,
                              std::uint32_t positions) {
   if (index_ == nullptr) return;
   Holding& holding = holdings_[sequence.self];
-  while (std::uint64_t{holding.indexed_blocks + 1} * groups_[0].tokens_per_block <= positions) {
+  while (std::uint64_t{holding.indexed_blocks + 1} * block_tokens() <= positions) {
     const std::uint32_t at = holding.indexed_blocks;
     const absl::Span<const TokenId> tokens = TokensOf(sequence, at);
     const PrefixNode parent = at == 0 ? index_->MakeRoot(request.cache_scope) : holding.indexed;
-    const BlockId block = holding.tables[0][at];
     PrefixNode node = index_->Find(parent, tokens);
-    if (node == kNoPrefix) {
-      node = index_->Insert(parent, tokens, kNullBlock);
-      Adopt(node, block);
-    } else if (CanAdopt(node)) {
-      Adopt(node, block);
-    } else {
-      with_duplicates_ += !holding.has_duplicates;
-      holding.has_duplicates = true;
-    }
+    if (node == kNoPrefix) node = index_->Insert(parent, tokens, kNullBlock);
+    // Until it has a block, the node is held by the sequence only.
     SetIndexed(holding, node, at + 1);
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const BlockId block = holding.tables[g][at];
+      if (block == kNullBlock) continue;  // it was given back before its tokens were known
+      if (CanAdopt(node, g)) {
+        Adopt(node, g, block);
+      } else {
+        with_duplicates_ += !holding.has_duplicates;
+        holding.has_duplicates = true;
+      }
+    }
   }
+}
+
+void KvCacheManager::ReleaseFronts(const Sequence& sequence, std::uint32_t before) {
+  Holding& holding = holdings_[sequence.self];
+  const std::uint32_t length = std::min(sequence.length.computed_min, before);
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    const std::uint32_t from = holding.fronts[g], to = groups_[g].UnneededBlocks(length);
+    if (to <= from) continue;
+    for (std::uint32_t at = from; at < to; ++at) {
+      const BlockId block = std::exchange(holding.tables[g][at], kNullBlock);
+      digest_.RemoveBlock(sequence.handle, GroupIndex(g), at, block);
+      Release(block);
+    }
+    holding.fronts[g] = to;
+    released_.push_back({.sequence = sequence.handle, .group = GroupIndex(g), .count = to - from});
+  }
+}
+
+void KvCacheManager::EmitReleases(StepPlan& plan) {
+  plan.ops.insert(plan.ops.end(), released_.begin(), released_.end());
+  released_.clear();
 }
 
 // Blocks are released from the last to the first, so that the last block of a sequence is
@@ -358,18 +503,21 @@ void KvCacheManager::Publish(const Sequence& sequence, const Request& request,
 // uses any more, so that the blocks after it are still found.
 void KvCacheManager::Close(const Sequence& sequence, const Request& request) {
   const Holding holding = std::exchange(holdings_[sequence.self], {});
-  for (std::uint32_t g = 0; g < holding.tables.size(); ++g) {
-    const std::vector<BlockId>& table = holding.tables[g];
-    PrefixNode node = holding.indexed;
-    for (std::uint32_t at = static_cast<std::uint32_t>(table.size()); at-- > 0;) {
-      digest_.RemoveBlock(sequence.handle, GroupIndex(g), at, table[at]);
-      if (g == 0 && at < holding.indexed_blocks) {
-        const bool duplicate = node_of_[table[at].value()] != node;
-        if (duplicate && CanAdopt(node)) Adopt(node, table[at]);
-        node = index_->parent(node);
+  std::size_t entries = 0;
+  for (const std::vector<BlockId>& table : holding.tables)
+    entries = std::max(entries, table.size());
+  PrefixNode node = holding.indexed;
+  for (auto at = static_cast<std::uint32_t>(entries); at-- > 0;) {
+    for (std::uint32_t g = 0; g < holding.tables.size(); ++g) {
+      if (at >= holding.tables[g].size() || at < holding.fronts[g]) continue;
+      const BlockId block = holding.tables[g][at];
+      digest_.RemoveBlock(sequence.handle, GroupIndex(g), at, block);
+      if (at < holding.indexed_blocks && node_of_[block.value()] != node && CanAdopt(node, g)) {
+        Adopt(node, g, block);
       }
-      Release(table[at]);
+      Release(block);
     }
+    if (at < holding.indexed_blocks) node = index_->parent(node);
   }
   digest_.Close(sequence.handle, request.id, sequence.index);
   if (holding.indexed_blocks > 0) index_->LetGo(holding.indexed);
@@ -378,12 +526,16 @@ void KvCacheManager::Close(const Sequence& sequence, const Request& request) {
 
 void KvCacheManager::Share(BlockId block) {
   pool_.Share(block);
-  if (pool_.references(block) == 1 && pool_.kept(block)) index_->Log(node_of_[block.value()]);
+  if (pool_.kept(block) && pool_.references(block) <= MostLogged()) {
+    index_->Log(node_of_[block.value()]);
+  }
 }
 
 void KvCacheManager::Release(BlockId block) {
   pool_.Release(block);
-  if (pool_.cached(block)) index_->Log(node_of_[block.value()]);
+  if (pool_.kept(block) && pool_.references(block) < MostLogged()) {
+    index_->Log(node_of_[block.value()]);
+  }
 }
 
 std::int64_t KvCacheManager::CopyNs(BackgroundCopy::Kind kind, std::uint32_t tier) const {
@@ -466,7 +618,7 @@ KvCacheManager::StoredAhead KvCacheManager::StoreAhead(const StoreLimits& limits
 
 void KvCacheManager::Load(const Sequence& sequence, const Match& match) {
   // The blocks of the match must not be evicted to make room for those that follow.
-  const std::vector<BlockId> before = BlocksOf(match);
+  const std::vector<BlockId> before = BlocksOf(match, 0);
   for (const BlockId block : before) Share(block);
   const PrefixPath& path = PathOf(sequence);
   for (std::uint32_t i = 0; i < match.in_tiers; ++i) {
@@ -487,11 +639,12 @@ void KvCacheManager::Load(const Sequence& sequence, const Match& match) {
   for (auto block = before.rbegin(); block != before.rend(); ++block) Release(*block);
 }
 
-std::vector<BlockId> KvCacheManager::BlocksOf(const Match& match) const {
-  std::vector<BlockId> blocks(match.blocks);
+std::vector<BlockId> KvCacheManager::BlocksOf(const Match& match, std::size_t group) const {
+  const std::uint32_t first = groups_[group].UnneededBlocks(PositionsOf(match));
+  std::vector<BlockId> blocks(match.blocks - first);
   PrefixNode node = match.node;
-  for (std::uint32_t at = match.blocks; at-- > 0; node = index_->parent(node)) {
-    blocks[at] = index_->block(node);
+  for (std::uint32_t at = match.blocks; at-- > first; node = index_->parent(node)) {
+    blocks[at - first] = index_->block(node, group);
   }
   return blocks;
 }
@@ -570,12 +723,13 @@ absl::Status KvCacheManager::CheckIndex() const {
     }
     if (node == kNoPrefix) continue;
     ++indexed;
-    if (index_->block(node) != block) {
+    const std::size_t group = group_of_[b];
+    if (index_->block(node, group) != block) {
       return absl::InternalError(absl::StrCat("the node of block ", b, " names another block"));
     }
     cached += pool_.references(block) == 0;
-    const BlockId before = index_->block(index_->parent(node));
-    if (before != kNullBlock && copies_.empty() && with_duplicates_ == 0 &&
+    const BlockId before = index_->block(index_->parent(node), group);
+    if (!IsWindow(group) && before != kNullBlock && copies_.empty() && with_duplicates_ == 0 &&
         pool_.references(before) < pool_.references(block)) {
       return absl::InternalError(
           absl::StrCat("block ", b, " is in more tables than the block before it"));

@@ -9,8 +9,11 @@
 // that fills it is made (ranks run plans in order, and write the K and V of a
 // plan before they read any), or when the result that brings its tokens is
 // applied. A block with the content of one that is in the cache already is a duplicate: it is
-// not published, and the blocks after it are. The prefix cache is only for models with one KV
-// group that keeps every position.
+// not published, and the blocks after it are. The prefix cache is for models without state groups
+// whose groups have blocks of the same number of tokens.
+//
+// In a window group a sequence gives blocks back while it grows (ReleaseFronts). As long as
+// sequences of its request are not open, it keeps those that a fork behind the prompt needs.
 //
 // Blocks that are published or found are also listed to be copied to a tier, those before others
 // first. Copies take the link to the tiers no longer than StoreAhead says.
@@ -25,6 +28,7 @@
 #include "absl/status/status.h"
 #include "common/types/digest.h"
 #include "common/types/executor.h"
+#include "common/types/kv_needs.h"
 #include "common/types/plan.h"
 #include "scheduler/core/block_list.h"
 #include "scheduler/core/block_pool.h"
@@ -38,51 +42,75 @@ namespace flotilla::scheduler {
 
 class KvCacheManager {
  public:
-  // `groups` and `tiers` as described by the executor; block_count includes the
-  // null block. Tiers are used through the prefix index.
-  KvCacheManager(std::vector<KvGroup> groups, std::uint32_t block_count, bool prefix_cache,
-                 const std::vector<KvTier>& tiers = {});
+  // Groups, pool and tiers as described by the executor. Tiers are used through the prefix index,
+  // and only where there is one group that keeps every position.
+  KvCacheManager(const ExecutorDescription& description, bool prefix_cache);
 
   const BlockPool& pool() const { return pool_; }
-  // [groups] The block tables of a sequence, entries in order. Empty while it is not open.
+  // [groups] The block tables of a sequence, entries in order. Empty while it is not open. Leading
+  // entries of window groups are kNullBlock when the blocks were given back.
   const std::vector<std::vector<BlockId>>& TablesOf(const Sequence& sequence) const {
     return Of(sequence).tables;
   }
   // The blocks in its tables, less those that it shared when it was opened.
   std::uint64_t OwnBlocks(const Sequence& sequence) const;
+  // The blocks that the sequences of a request have for good, each counted once: all in groups that
+  // keep every position, and in window groups those that no other request shares. Others may go on
+  // to use the latter when this request has given them back.
+  std::uint64_t SecureBlocks(const std::vector<const Sequence*>& sequences) const;
   // Its leading blocks whose content is in the prefix index.
   absl::Span<const BlockId> IndexedBlocks(const Sequence& sequence) const;
   std::size_t group_count() const { return groups_.size(); }
   std::uint64_t digest() const { return digest_.value(); }
 
-  // The blocks of all groups that hold `positions` positions of one sequence.
+  // The entries of the tables of all groups for `positions` positions of one sequence.
+  std::uint64_t EntriesFor(std::uint64_t positions) const;
+  // The blocks that a sequence of `positions` positions has when it decodes.
   std::uint64_t BlocksFor(std::uint64_t positions) const;
-  // The most blocks that a sequence takes for `tokens` more tokens.
-  std::uint64_t MostBlocksFor(std::uint64_t tokens) const;
+  // What a sequence grows by for `tokens` more tokens at most: in groups that keep every position,
+  // and in window groups. The latter grow by WindowRoom at most.
+  struct Growth {
+    std::uint64_t blocks = 0, in_windows = 0;
+  };
+  Growth MostGrowth(std::uint64_t tokens) const;
+  // The blocks by which the window groups of a sequence can still grow.
+  std::uint64_t WindowRoom(const Sequence& sequence) const;
   // The blocks that `sequence` needs, in addition to those that it has, to hold
-  // `positions`.
+  // `positions` after the next plan.
   std::uint64_t BlocksNeeded(const Sequence& sequence, std::uint64_t positions) const;
+  // The same if several plans may lead there: the most that it needs at a time.
+  std::uint64_t BlocksToReach(const Sequence& sequence, std::uint64_t positions) const;
   // The most positions up to `wanted` that `sequence` can hold with `blocks` more
   // blocks. At least what it holds now, if that is below `wanted`.
   std::uint32_t LongestWithin(const Sequence& sequence, std::uint32_t wanted,
                               std::uint64_t blocks) const;
 
-  // Whether a sequence can be forked at any earlier position. It cannot where a group
-  // keeps one record per sequence, because that is the record of its last position.
-  bool can_fork() const;
-  // The blocks of its own that a fork at `length` needs to hold `positions`.
-  std::uint64_t BlocksNeededByFork(std::uint32_t length, std::uint64_t positions) const;
-
   // The blocks that the prefix cache has for a sequence that is not open.
   struct Match {
-    PrefixNode node = kNoPrefix;  // of the last block
-    std::uint32_t blocks = 0;     // leading ones that need not be computed
-    std::uint32_t pinned = 0;     // those that are in no table; a hit makes them unavailable
+    PrefixNode node = kNoPrefix;  // of the last block of tokens
+    std::uint32_t blocks = 0;     // leading blocks of tokens that need not be computed
+    std::uint32_t secure = 0;     // the KV blocks that a hit shares in groups that keep all
+    std::uint32_t pinned = 0;     // the KV blocks of a hit that no table names, in all groups,
+    std::uint32_t pinned_in_windows = 0;  // and in window groups
+    // Blocks in window groups that one table names, which may count on getting them back.
+    std::uint32_t counted_on = 0;
     // What follows these blocks: either blocks in tiers that are worth reading back, or a
     // block that is being read back now.
     std::uint32_t in_tiers = 0;
     bool loading = false;
   };
+
+  // Whether a sequence can be forked at any earlier position. It cannot where a group
+  // keeps one record per sequence, because that is the record of its last position.
+  bool can_fork() const;
+  // The most blocks of its own that a sequence needs at a time to hold `positions`, of which it
+  // begins with `length`, those of a fork or of a hit.
+  std::uint64_t BlocksFrom(std::uint32_t length, std::uint64_t positions) const;
+  // The same for a sequence that begins with `match`, and makes its blocks unavailable.
+  std::uint64_t BlocksToOpen(const Match& match, std::uint64_t positions) const;
+  // Whether `parent`, which is open, has the blocks that a fork at `length` needs.
+  bool CanFork(const Sequence& parent, std::uint32_t length) const;
+
   // `recompute_ns`: the time to compute a block. What is found is remembered, so to ask again
   // costs as much as has changed since, until the sequence is opened or forgotten. Its tokens must
   // not change before.
@@ -94,7 +122,7 @@ class KvCacheManager {
   bool WillPublish(const Sequence& other, const Request& others, const Sequence& sequence,
                    const Request& request, const Match& match) const;
   std::uint32_t PositionsOf(const Match& match) const {
-    return match.blocks == 0 ? 0 : match.blocks * groups_[0].tokens_per_block;
+    return match.blocks == 0 ? 0 : match.blocks * block_tokens();
   }
 
   // Opens `sequence` under its handle. Its tables begin with the blocks of `match`, and
@@ -111,6 +139,13 @@ class KvCacheManager {
   // tokens that were wrong. The sequence must have no run in this plan yet, and no other
   // plan may be outstanding. Returns whether it took any block.
   bool Trim(Sequence& sequence, StepPlan& plan);
+  // Takes back the blocks of window groups that no row of `sequence` after those sent needs, and at
+  // most those that one of length `before` does not need. They may be granted again from the next
+  // plan on, which must begin with EmitReleases.
+  void ReleaseFronts(const Sequence& sequence, std::uint32_t before);
+  void EmitReleases(StepPlan& plan);
+  // Whether any group gives blocks back in this way.
+  bool has_windows() const { return has_windows_; }
   // Takes the blocks of `sequence` back. They may be granted again from the next plan on,
   // which must begin with the DropSequence.
   void Close(const Sequence& sequence, const Request& request);
@@ -171,7 +206,6 @@ class KvCacheManager {
   }
 
  private:
-  std::uint64_t BlocksFor(const KvGroup& group, std::uint64_t positions) const;
   struct CopyInFlight {
     BackgroundCopy::Kind kind;
     std::uint32_t tier;
@@ -185,7 +219,8 @@ class KvCacheManager {
   // What an open sequence holds.
   struct Holding {
     std::vector<std::vector<BlockId>> tables;  // [groups]
-    std::uint32_t shared = 0;                  // blocks that it shared when it was opened
+    std::vector<std::uint32_t> fronts;         // [groups] leading entries without a block
+    std::vector<std::uint32_t> shared;         // [groups] leading entries shared when it was opened
     // The number of its leading blocks whose content is in the prefix index, and the node of the
     // last one, which the sequence holds.
     std::uint32_t indexed_blocks = 0;
@@ -195,33 +230,42 @@ class KvCacheManager {
     bool has_duplicates = false;
   };
   const Holding& Of(const Sequence& sequence) const;
-  // Begins an empty holding. References to others are invalid from then on.
-  Holding& Hold(const Sequence& sequence);
+  // Begins a holding of a sequence that starts at `length`: entries without a block for what it
+  // does not need. References to others are invalid from then on.
+  Holding& Hold(const Sequence& sequence, std::uint32_t length);
   // Sets the node of the last published block.
   void SetIndexed(Holding& holding, PrefixNode node, std::uint32_t blocks);
   // Publishes `block` under `node`. A cached block that the node had becomes free.
-  void Adopt(PrefixNode node, BlockId block);
+  void Adopt(PrefixNode node, std::size_t group, BlockId block);
   // Whether the node has no block, or one that no table and no copy names.
-  bool CanAdopt(PrefixNode node) const;
+  bool CanAdopt(PrefixNode node, std::size_t group) const;
   // Lists the block to be copied to a tier if it is in none.
   void WantStored(BlockId block);
+  // A change of a block's references is of interest to paths up to this number.
+  std::uint32_t MostLogged() const { return has_windows_ ? 2 : 1; }
   void Share(BlockId block);
   void Release(BlockId block);
   // Whether no table names the block. A copy may.
   bool Unnamed(BlockId block) const {
     return pool_.references(block) == std::uint32_t{copying_[block.value()]};
   }
-  // The blocks of a match, in order.
-  std::vector<BlockId> BlocksOf(const Match& match) const;
+  // The blocks of a match that a group needs, in order.
+  std::vector<BlockId> BlocksOf(const Match& match, std::size_t group) const;
 
   void AddToTable(const Sequence& sequence, GroupIndex group, BlockId block);
   BlockId TakeBlock();
   // The number of blocks of `sequence` that a hit may cover. The block of its last token is never
   // one of them.
-  std::uint32_t ReusableBlocks(const Sequence& sequence) const;
+  std::uint32_t ReusableBlocks(const Sequence& sequence, const Request& request) const;
   absl::Span<const TokenId> TokensOf(const Sequence& sequence, std::uint32_t block) const;
 
+  bool IsWindow(std::size_t group) const { return groups_[group].kind == KvGroup::Kind::kWindow; }
+  // The size of a block of tokens in the prefix index.
+  std::uint32_t block_tokens() const { return groups_[0].tokens_per_block; }
+
   const std::vector<KvGroup> groups_;
+  const std::uint32_t slack_;  // RowsOfPlans
+  const bool has_windows_;
   BlockPool pool_;
   PlanDigest digest_;
   // Null: no prefix cache.
@@ -235,6 +279,8 @@ class KvCacheManager {
   std::uint32_t copies_out_ = 0;                  // blocks that are being copied to tiers
   std::vector<bool> copying_;                     // [total + 1] by block; in either direction
   std::vector<PrefixNode> node_of_;               // [total + 1] by block; set for kept blocks
+  std::vector<std::uint8_t> group_of_;            // the same; the group of the block
+  std::vector<ReleaseBlocks> released_;           // to be sent with the next plan
   // Blocks to be copied to tiers: those that the workers have written, and those that the plan in
   // the making writes.
   BlockList to_store_, written_now_;

@@ -1,5 +1,7 @@
 #include "scheduler/core/prefix_index.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace flotilla::scheduler {
@@ -7,6 +9,7 @@ namespace flotilla::scheduler {
 PrefixNode PrefixIndex::NewNode() {
   if (unused_.empty()) {
     nodes_.emplace_back();
+    blocks_.resize(nodes_.size() * groups_, kNullBlock);
     return static_cast<PrefixNode>(nodes_.size() - 1);
   }
   const PrefixNode node = unused_.back();
@@ -37,19 +40,19 @@ PrefixNode PrefixIndex::Insert(PrefixNode parent, absl::Span<const TokenId> toke
   const PrefixNode node = NewNode();
   nodes_[node] = Node{.parent = parent,
                       .depth = nodes_[parent].depth + 1,
-                      .block = block,
                       .slot = {},
                       .hash = MakeContent(parent, tokens).hash,
                       .tokens = {tokens.begin(), tokens.end()},
                       .scope = {}};
+  blocks_[node * groups_] = block;
   ++nodes_[parent].children;
   by_content_.insert(node);
   Log(node);
   return node;
 }
 
-void PrefixIndex::SetBlock(PrefixNode node, BlockId block) {
-  nodes_[node].block = block;
+void PrefixIndex::SetBlock(PrefixNode node, BlockId block, std::size_t group) {
+  blocks_[node * groups_ + group] = block;
   Log(node);
   EraseIfIdle(node);
 }
@@ -76,7 +79,7 @@ void PrefixIndex::EraseIfIdle(PrefixNode node) {
   while (true) {
     const Node& idle = nodes_[node];
     if (idle.children > 0 || idle.holders > 0) return;
-    if (idle.block != kNullBlock || idle.slot.kept()) return;
+    if (InPool(node) || idle.slot.kept()) return;
     const PrefixNode parent = idle.parent;
     if (parent == kNoPrefix) {  // a root
       roots_.erase(idle.scope);
@@ -91,10 +94,16 @@ void PrefixIndex::EraseIfIdle(PrefixNode node) {
   }
 }
 
+bool PrefixIndex::InPool(PrefixNode node) const {
+  for (std::size_t group = 0; group < groups_; ++group) {
+    if (block(node, group) != kNullBlock) return true;
+  }
+  return false;
+}
+
 std::size_t PrefixIndex::in_pool() const {
-  std::size_t count = 0;
-  for (const Node& node : nodes_) count += node.block != kNullBlock;
-  return count;
+  return blocks_.size() -
+         static_cast<std::size_t>(std::count(blocks_.begin(), blocks_.end(), kNullBlock));
 }
 
 absl::Status PrefixIndex::Check() const {
@@ -108,7 +117,7 @@ absl::Status PrefixIndex::Check() const {
     if (node.children != children[at] || node.children_in_tiers != in_tiers[at]) {
       return absl::InternalError(absl::StrCat("node ", at, " has a wrong number of children"));
     }
-    const bool kept = node.block != kNullBlock || node.slot.kept() || node.holders > 0;
+    const bool kept = InPool(at) || node.slot.kept() || node.holders > 0;
     if (node.depth > 0 && children[at] == 0 && !kept) {
       return absl::InternalError(absl::StrCat("nothing keeps node ", at));
     }

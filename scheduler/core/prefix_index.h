@@ -1,8 +1,8 @@
 // PrefixIndex: finds where the KV of a whole block of tokens after a known prefix
-// is kept: in a block of the pool, in a slot of a tier, or in both.
+// is kept: in blocks of the pool, one for each KV group, in a slot of a tier, or in both.
 //
-// The index is a forest. A node is one full block, and its parent is the block before
-// it. A root is a cache scope (tenant and salt), so two scopes never share a node. A node
+// The index is a forest. A node stands for one full block of tokens, and its parent for those
+// before it. A root is a cache scope (tenant and salt), so two scopes never share a node. A node
 // is found by its parent and its own tokens. The tokens are compared, so a hit is exact by
 // induction and never relies on a hash alone. The hash of a block is computed once, when
 // the block is published; absl's hash is salted per process. A node that is kept nowhere
@@ -44,10 +44,12 @@ struct TierSlot {
 
 class PrefixIndex {
  public:
-  // The index does not allocate in the middle of a plan while it holds at most `blocks` blocks.
-  explicit PrefixIndex(std::size_t blocks)
-      : by_content_(blocks, Hash{this}, Equal{this}), log_(kLogged) {
-    nodes_.reserve(blocks + blocks / 8);  // and roots
+  // Of models with `groups` KV groups. The index does not allocate in the middle of a plan while it
+  // has at most `nodes` nodes.
+  explicit PrefixIndex(std::size_t nodes, std::size_t groups = 1)
+      : groups_(groups), by_content_(nodes, Hash{this}, Equal{this}), log_(kLogged) {
+    nodes_.reserve(nodes + nodes / 8);  // and roots
+    blocks_.reserve((nodes + nodes / 8) * groups);
   }
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
@@ -59,13 +61,13 @@ class PrefixIndex {
 
   // The block of `tokens` after `parent`, or kNoPrefix.
   PrefixNode Find(PrefixNode parent, absl::Span<const TokenId> tokens) const;
-  // Adds a node: `block` holds (or will hold, once the plans sent have run) the KV of
+  // Adds a node: `block`, of group 0, holds (or will hold, once the plans sent have run) the KV of
   // `tokens` after `parent`. The index must not have that node yet.
   PrefixNode Insert(PrefixNode parent, absl::Span<const TokenId> tokens, BlockId block);
   // Set where a node is kept, or that it is not kept there (kNullBlock, TierSlot{}). A
   // node that is kept nowhere and has no children is removed. That may also remove the
   // nodes before it.
-  void SetBlock(PrefixNode node, BlockId block);
+  void SetBlock(PrefixNode node, BlockId block, std::size_t group = 0);
   void SetSlot(PrefixNode node, TierSlot slot);
   // Sets whether the block of the node is being read back from a tier.
   void SetLoading(PrefixNode node, bool loading);
@@ -74,7 +76,11 @@ class PrefixIndex {
   void Hold(PrefixNode node) { ++nodes_[node].holders; }
   void LetGo(PrefixNode node);
 
-  BlockId block(PrefixNode node) const { return nodes_[node].block; }
+  // kNullBlock: that group has none.
+  BlockId block(PrefixNode node, std::size_t group = 0) const {
+    return blocks_[node * groups_ + group];
+  }
+  std::size_t groups() const { return groups_; }
   TierSlot slot(PrefixNode node) const { return nodes_[node].slot; }
   bool loading(PrefixNode node) const { return nodes_[node].loading; }
   // kNoPrefix: the node is a root.
@@ -97,7 +103,7 @@ class PrefixIndex {
   // The number of blocks whose content was hashed to be found. For tests.
   std::uint64_t lookups() const { return lookups_; }
 
-  // The number of nodes that name a block. O(nodes): for tests.
+  // The number of blocks that nodes name. O(nodes): for tests.
   std::size_t in_pool() const;
   // INTERNAL: the counts of a node are wrong, or nothing keeps it. O(nodes): for tests.
   absl::Status Check() const;
@@ -110,7 +116,6 @@ class PrefixIndex {
     std::uint32_t children_in_tiers = 0;
     std::uint32_t holders = 0;
     bool loading = false;
-    BlockId block = kNullBlock;  // always null for a root
     TierSlot slot;
     std::size_t hash = 0;
     std::vector<TokenId> tokens;
@@ -142,9 +147,12 @@ class PrefixIndex {
     return {parent, tokens, absl::HashOf(parent, tokens)};
   }
   PrefixNode NewNode();
+  bool InPool(PrefixNode node) const;
   void EraseIfIdle(PrefixNode node);
 
+  const std::size_t groups_;
   std::vector<Node> nodes_;
+  std::vector<BlockId> blocks_;  // [nodes, groups]; always null for a root
   std::vector<PrefixNode> unused_;
   absl::flat_hash_set<PrefixNode, Hash, Equal> by_content_;
   absl::flat_hash_map<std::string, PrefixNode> roots_;

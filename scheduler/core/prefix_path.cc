@@ -1,17 +1,27 @@
 #include "scheduler/core/prefix_path.h"
 
 #include <algorithm>
+#include <array>
 
 namespace flotilla::scheduler {
 
 PrefixPath::Block PrefixPath::StateOf(PrefixNode node) const {
-  const BlockId block = index_->block(node);
   const TierSlot slot = index_->slot(node);
-  return {.node = node,
-          .in_pool = block != kNullBlock,
-          .named = block != kNullBlock && pool_->references(block) > 0,
-          .loading = index_->loading(node),
-          .tier = slot.kept() ? static_cast<std::uint8_t>(slot.tier) : kNoTier};
+  Block state{.node = node,
+              .in_pool = 0,
+              .unnamed = 0,
+              .named_once = 0,
+              .loading = index_->loading(node),
+              .tier = slot.kept() ? static_cast<std::uint8_t>(slot.tier) : kNoTier};
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const BlockId block = index_->block(node, g);
+    if (block == kNullBlock) continue;
+    const auto bit = static_cast<std::uint8_t>(1u << g);
+    state.in_pool |= bit;
+    if (pool_->references(block) == 0) state.unnamed |= bit;
+    if (pool_->references(block) == 1) state.named_once |= bit;
+  }
+  return state;
 }
 
 void PrefixPath::Update(absl::string_view scope, absl::Span<const TokenId> tokens,
@@ -73,12 +83,35 @@ bool PrefixPath::Extend(absl::string_view scope, absl::Span<const TokenId> token
 }
 
 void PrefixPath::Count() {
-  ready_ = unnamed_ = in_tiers_ = tiers_ = 0;
-  const auto usable = [](const Block& block) { return block.in_pool && !block.loading; };
-  for (; ready_ < blocks_.size() && usable(blocks_[ready_]); ++ready_) {
-    unnamed_ += !blocks_[ready_].named;
+  ready_ = unnamed_ = unnamed_in_windows_ = counted_on_ = in_tiers_ = tiers_ = 0;
+  // [groups] the blocks up to this one, without a gap, that the pool has
+  std::array<std::uint32_t, kMostGroups> run{};
+  for (std::uint32_t at = 0; at < blocks_.size() && !blocks_[at].loading; ++at) {
+    bool all = true, ever = true;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      run[g] = (blocks_[at].in_pool >> g & 1) != 0 ? run[g] + 1 : 0;
+      all &= run[g] >= at + 1 - Unneeded(g, at + 1);
+      ever &= groups_[g].kind == KvGroup::Kind::kWindow || run[g] == at + 1;
+    }
+    if (!ever) break;
+    if (all) ready_ = at + 1;
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const bool window = groups_[g].kind == KvGroup::Kind::kWindow;
+    for (std::uint32_t at = Unneeded(g, ready_); at < ready_; ++at) {
+      const std::uint32_t unnamed = blocks_[at].unnamed >> g & 1;
+      unnamed_ += unnamed;
+      if (!window) continue;
+      unnamed_in_windows_ += unnamed;
+      counted_on_ += blocks_[at].named_once >> g & 1;
+    }
   }
   loading_ = ready_ < blocks_.size() && blocks_[ready_].loading;
+}
+
+// The leading blocks of a group that a sequence of so many blocks of tokens does not need.
+std::uint32_t PrefixPath::Unneeded(std::size_t group, std::uint32_t blocks) const {
+  return groups_[group].UnneededBlocks(blocks * groups_[group].tokens_per_block);
 }
 
 std::uint32_t PrefixPath::InTiers(std::uint32_t tiers) {
@@ -86,7 +119,7 @@ std::uint32_t PrefixPath::InTiers(std::uint32_t tiers) {
   if (tiers == tiers_) return in_tiers_;
   tiers_ = tiers;
   const auto end = std::find_if(blocks_.begin() + ready_, blocks_.end(), [&](const Block& block) {
-    return block.in_pool || block.tier == kNoTier || (tiers >> block.tier & 1) == 0;
+    return block.in_pool != 0 || block.tier == kNoTier || (tiers >> block.tier & 1) == 0;
   });
   in_tiers_ = static_cast<std::uint32_t>(end - blocks_.begin()) - ready_;
   return in_tiers_;

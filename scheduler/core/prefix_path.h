@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/types/executor.h"
 #include "common/types/ids.h"
 #include "scheduler/core/block_pool.h"
 #include "scheduler/core/prefix_index.h"
@@ -19,8 +20,12 @@ namespace flotilla::scheduler {
 
 class PrefixPath {
  public:
-  // `index` and `pool` outlive the path.
-  PrefixPath(PrefixIndex* index, const BlockPool* pool) : index_(index), pool_(pool) {}
+  static constexpr std::size_t kMostGroups = 8;
+
+  // All outlive the path. `groups` are those of the index, at most 8, and all of them have blocks
+  // of the same number of tokens.
+  PrefixPath(PrefixIndex* index, const BlockPool* pool, absl::Span<const KvGroup> groups)
+      : index_(index), pool_(pool), groups_(groups) {}
   PrefixPath(const PrefixPath&) = delete;
   PrefixPath& operator=(const PrefixPath&) = delete;
   ~PrefixPath() {
@@ -33,10 +38,15 @@ class PrefixPath {
   void Update(absl::string_view scope, absl::Span<const TokenId> tokens,
               std::uint32_t block_tokens);
 
-  // The leading blocks that are in the pool, and those of them that no table names. `loading`: the
-  // block after them is being read back from a tier.
+  // The leading blocks of tokens that need not be computed: the pool has all of their blocks that
+  // a sequence of this length needs. `loading`: what follows is being read back from a tier.
   std::uint32_t ready() const { return ready_; }
+  // The blocks that a sequence of this length needs and that no table names: all, and those in
+  // window groups; and those in window groups that one table names, which may count on getting
+  // them back when its sequence gives them up.
   std::uint32_t unnamed() const { return unnamed_; }
+  std::uint32_t unnamed_in_windows() const { return unnamed_in_windows_; }
+  std::uint32_t counted_on() const { return counted_on_; }
   bool loading() const { return loading_; }
   // The number of blocks after these that are in one of `tiers` (bit t for tier t) and not in the
   // pool. O(the number) when `tiers` is not that of the last call.
@@ -50,9 +60,10 @@ class PrefixPath {
  private:
   struct Block {
     PrefixNode node;
-    bool in_pool : 1;
-    bool named : 1;
-    bool loading : 1;
+    std::uint8_t in_pool;     // bit g: the pool has the block of group g
+    std::uint8_t unnamed;     // bit g: and no table names it
+    std::uint8_t named_once;  // bit g: one table does
+    bool loading;
     std::uint8_t tier;  // kNoTier: it is in no tier
   };
   static constexpr std::uint8_t kNoTier = 0xff;
@@ -68,14 +79,16 @@ class PrefixPath {
   // Forgets the blocks after the first `blocks`. Returns whether there were any.
   bool Shorten(std::size_t blocks);
   void Count();
+  std::uint32_t Unneeded(std::size_t group, std::uint32_t blocks) const;
 
   PrefixIndex* const index_;
   const BlockPool* const pool_;
+  const absl::Span<const KvGroup> groups_;
   std::vector<Block> blocks_;
   bool looked_up_ = false;
   std::size_t most_ = 0;    // the blocks that may be found, in the last call of Update
   std::uint64_t seen_ = 0;  // changes of the index that the path knows
-  std::uint32_t ready_ = 0, unnamed_ = 0;
+  std::uint32_t ready_ = 0, unnamed_ = 0, unnamed_in_windows_ = 0, counted_on_ = 0;
   bool loading_ = false;
   std::uint32_t tiers_ = 0, in_tiers_ = 0;  // of the last call of InTiers
 };

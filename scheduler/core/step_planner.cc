@@ -57,6 +57,7 @@ PlanOutcome StepPlanner::Make() {
     return {.stall = held_back ? StallReason::kHeldBack : StallReason::kResults};
   }
 
+  epoch.kv.EmitReleases(plan_);
   epoch.handles.DropRetired(plan_);
   EmitDeferrals();
   EmitOpens();
@@ -78,6 +79,7 @@ PlanOutcome StepPlanner::Make() {
                              .isolated = isolated_.has_value(),
                              .runs = std::move(runs_),
                              .shape = shape_});
+  ReleaseFronts();
   ++state_.counters.plans;
   state_.counters.prefix_waits += waits_for_prefix_;
   state_.counters.evictions += epoch.kv.TakeEvictions();
@@ -328,7 +330,7 @@ void StepPlanner::AssessPrompts() {
 void StepPlanner::AssessPrompt(TableIndex index) {
   const Sequence& sequence = state_.sequences[index];
   const Request& request = state_.RequestOf(sequence);
-  Promise(request, state_.epoch->kv.BlocksNeeded(sequence, sequence.prefill_tokens));
+  Promise(request, state_.epoch->kv.BlocksToReach(sequence, sequence.prefill_tokens));
   if (budget_ == 0 || !IsInThisStep(sequence)) return;
   if (RowsWithin(sequence, 1, PromptRoom(request)) > 0) {
     prompts_.push_back(index);
@@ -364,10 +366,10 @@ std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
   const KvCacheManager& kv = state_.epoch->kv;
   const Sequence& sequence = state_.sequences[open.index];
   if (sequence.fork.parent.has_value()) {
-    return kv.BlocksNeededByFork(sequence.fork.length, sequence.fork.length + open.rows);
+    return kv.BlocksFrom(sequence.fork.length, sequence.fork.length + open.rows);
   }
-  return open.match.pinned + kv.BlocksFor(kv.PositionsOf(open.match) + open.rows) -
-         open.match.blocks;
+  return kv.BlocksToOpen(open.match, kv.PositionsOf(open.match) + open.rows) +
+         CountedOn(open.match);
 }
 
 // Returns none while the parent is not far enough, or if rows or blocks are missing.
@@ -408,7 +410,7 @@ void StepPlanner::ScheduleOpen(const PendingOpen& open) {
   const Request& request = state_.RequestOf(state_.sequences[open.index]);
   const std::uint64_t takes = OpenNeeds(open);
   Take(request, takes);
-  if (!request.reserves()) promised_blocks_ -= takes;
+  Redeem(request, takes);
   budget_ -= open.rows;
   shape_.AddChunk(open.begin, open.rows);
   opens_.push_back(open);
@@ -422,20 +424,15 @@ bool StepPlanner::AnyDeferred() const {
 // Protected requests are the first in order.
 void StepPlanner::CountReserved() {
   kept_blocks_ = reserved_blocks_ = 0;
+  reserved_requests_ = false;
   for (std::size_t at = 0; at < state_.running.size();) {
     const Request& request = state_.RequestOf(state_.sequences[state_.running[at]]);
     if (!request.reserves()) break;
-    std::vector<BlockId> held;
-    for (const TableIndex index : request.sequences) {
-      for (const auto& table : state_.epoch->kv.TablesOf(state_.sequences[index])) {
-        held.insert(held.end(), table.begin(), table.end());
-      }
-    }
-    std::sort(held.begin(), held.end());
-    const auto distinct =
-        static_cast<std::uint64_t>(std::unique(held.begin(), held.end()) - held.begin());
+    reserved_requests_ = true;
+    std::vector<const Sequence*> sequences;
+    for (const TableIndex index : request.sequences) sequences.push_back(&state_.sequences[index]);
     const std::uint64_t all = ReservationOf(request);
-    const std::uint64_t more = all - std::min(all, distinct);
+    const std::uint64_t more = all - std::min(all, state_.epoch->kv.SecureBlocks(sequences));
     if (request.non_preemptible()) kept_blocks_ += more;
     reserved_blocks_ += more;
     at += request.sequences.size();
@@ -485,6 +482,10 @@ void StepPlanner::Take(const Request& request, std::uint64_t blocks) {
 
 void StepPlanner::Promise(const Request& request, std::uint64_t blocks) {
   if (!request.reserves()) promised_blocks_ += blocks;
+}
+
+void StepPlanner::Redeem(const Request& request, std::uint64_t blocks) {
+  if (!request.reserves()) promised_blocks_ -= std::min(promised_blocks_, blocks);
 }
 
 bool StepPlanner::WorthSending() {

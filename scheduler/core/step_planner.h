@@ -180,6 +180,12 @@ class StepPlanner {
   // granted in this step.
   void KeepFor(const Sequence& sequence);
   void Promise(const Request& request, std::uint64_t blocks);
+  // The blocks of a match that requests which reserve blocks count on.
+  std::uint64_t CountedOn(const KvCacheManager::Match& match) const {
+    return reserved_requests_ ? match.counted_on : 0;
+  }
+  // Takes granted blocks out of those that are promised.
+  void Redeem(const Request& request, std::uint64_t blocks);
   bool WorthSending();
   // Whether the head of the queue is blocked, and can start if requests of lower classes give
   // way to it.
@@ -197,6 +203,8 @@ class StepPlanner {
   void EmitDraftTokens();
   std::uint32_t AllowedDraftTokens(const Sequence& sequence) const;
   void EmitDraftTokens(Sequence& sequence, PlannedRun& run, std::uint32_t depth);
+  // Takes back the blocks of window groups that no row after this plan needs.
+  void ReleaseFronts();
   // Takes back the blocks that sequences have for wrong draft tokens. Returns whether
   // there were any.
   bool TrimSequences();
@@ -226,6 +234,7 @@ class StepPlanner {
   // Blocks reserved at the beginning of the plan: for non-preemptible requests, and for all that
   // are protected.
   std::uint64_t kept_blocks_ = 0, reserved_blocks_ = 0;
+  bool reserved_requests_ = false;              // whether any is protected
   StepShape shape_;                             // of all of the above
   StepTimeModel::Target target_;                // for the step, if chunks keep to one
   std::uint64_t promised_blocks_ = 0;           // needed for the rest of the prompts begun

@@ -91,6 +91,21 @@ void StepPlanner::EmitDecodes() {
   }
 }
 
+// Sequences that are not open yet fork behind the prompt at the earliest.
+void StepPlanner::ReleaseFronts() {
+  KvCacheManager& kv = state_.epoch->kv;
+  if (!kv.has_windows()) return;
+  for (const TableIndex index : state_.running) {
+    const Sequence& sequence = state_.sequences[index];
+    if (!sequence.open()) continue;
+    const Request& request = state_.RequestOf(sequence);
+    const bool all_open =
+        std::all_of(request.sequences.begin(), request.sequences.end(),
+                    [this](TableIndex other) { return state_.sequences[other].open(); });
+    kv.ReleaseFronts(sequence, all_open ? ~std::uint32_t{0} : request.prompt_tokens - 1);
+  }
+}
+
 bool StepPlanner::TrimSequences() {
   bool trimmed = false;
   for (const TableIndex index : state_.running) {
@@ -223,8 +238,8 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t rows =
       std::max(RowsOfTarget(begin, std::min({RowsLeft(sequence), MaxChunk(), most})), 1u);
-  const std::uint64_t takes =
-      admission.match.pinned + kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
+  const std::uint64_t takes = admission.match.pinned + CountedOn(admission.match) +
+                              kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   available_blocks_ -= takes;
   free_blocks_ -= std::min(free_blocks_, request.reserves() ? needs : takes);
   if (request.non_preemptible()) kept_blocks_ += needs - takes;

@@ -27,7 +27,8 @@ void StepPlanner::AddExpected(const Request& request, std::vector<ExpectedOutput
   for (const TableIndex index : request.sequences) {
     const Sequence& sequence = state_.sequences[index];
     expected.push_back({.remaining = std::min(state_.MemoryOutputs(sequence), kMostTokens),
-                        .own_blocks = state_.epoch->kv.OwnBlocks(sequence)});
+                        .own_blocks = state_.epoch->kv.OwnBlocks(sequence),
+                        .window_room = state_.epoch->kv.WindowRoom(sequence)});
   }
 }
 
@@ -51,7 +52,7 @@ std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
   AddExpected(request, all);
   std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(expected_->size()),
                      all.end(), shorter);
-  return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostBlocksFor(t); });
+  return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostGrowth(t); });
 }
 
 // The blocks for all tokens that the request knows: its first sequence begins with the
@@ -61,18 +62,18 @@ std::uint64_t StepPlanner::AdmissionNeeds(const Request& request,
   const KvCacheManager& kv = state_.epoch->kv;
   if (request.reserves()) {
     const std::uint64_t expected = ReservationOf(request);
-    return match.pinned + expected - std::min<std::uint64_t>(expected, match.blocks);
+    return match.pinned - match.pinned_in_windows + CountedOn(match) + expected -
+           std::min<std::uint64_t>(expected, match.secure);
   }
   const auto first = state_.sequences[request.sequences.front()].tokens.size();
-  std::uint64_t needs = match.pinned + kv.BlocksFor(first) - match.blocks;
+  std::uint64_t needs = kv.BlocksToOpen(match, first) + CountedOn(match);
   for (std::size_t i = 1; i < request.sequences.size(); ++i) {
     const Sequence& sequence = state_.sequences[request.sequences[i]];
-    needs +=
-        kv.BlocksNeededByFork(kv.can_fork() ? sequence.fork.length : 0, sequence.tokens.size());
+    needs += kv.BlocksFrom(sequence.fork.length, sequence.tokens.size());
   }
   // Beams that are still to come begin at the end of the prompt.
   const std::uint64_t beams = request.width() - request.sequences.size();
-  return needs + beams * kv.BlocksNeededByFork(request.prompt_tokens, request.prompt_tokens + 1);
+  return needs + beams * kv.BlocksFrom(request.prompt_tokens, request.prompt_tokens + 1);
 }
 
 bool StepPlanner::MustPoll() const {
@@ -304,7 +305,7 @@ void StepPlanner::DealToPrompt(TableIndex index, std::uint32_t most) {
   const std::uint64_t takes =
       state_.epoch->kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   Take(request, takes);
-  if (!request.reserves()) promised_blocks_ -= takes;
+  Redeem(request, takes);
   budget_ -= rows;
   shape_.AddChunk(begin, rows);
   EmitChunk(index, rows);

@@ -104,9 +104,11 @@ TEST(IndexedHeap, AgreesWithASetUnderRandomUse) {
 }
 
 TEST(KvCacheManager, LongestWithinIsTheMostThatTheBlocksHold) {
-  const KvCacheManager manager(
-      {{.tokens_per_block = 16}, {.kind = KvGroup::Kind::kState}, {.tokens_per_block = 4}}, 100,
-      /*prefix_cache=*/true);
+  ExecutorDescription description;
+  description.groups = {
+      {.tokens_per_block = 16}, {.kind = KvGroup::Kind::kState}, {.tokens_per_block = 4}};
+  description.block_count = 100;
+  const KvCacheManager manager(description, /*prefix_cache=*/true);
   EXPECT_EQ(manager.BlocksFor(0), 0u);
   EXPECT_EQ(manager.BlocksFor(1), 3u);
   EXPECT_EQ(manager.BlocksFor(17), 2u + 1u + 5u);

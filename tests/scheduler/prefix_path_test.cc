@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::uint32_t kBlocks = 40;
 constexpr std::uint32_t kSize = 4;  // tokens of a block
+const std::vector<KvGroup> kGroups = {{.tokens_per_block = kSize}};
 
 // An index of one prompt, whose blocks come and go.
 class Prompt {
@@ -56,7 +57,7 @@ class Prompt {
 
 TEST(PrefixPath, HashesEachBlockOnce) {
   Prompt prompt;
-  PrefixPath path(&prompt.index(), &prompt.pool());
+  PrefixPath path(&prompt.index(), &prompt.pool(), kGroups);
   for (std::uint32_t block = 0; block < kBlocks; ++block) prompt.Add();
   const std::uint64_t before = prompt.index().lookups();
   for (int plan = 0; plan < 100; ++plan) prompt.Update(path);
@@ -75,7 +76,7 @@ TEST(PrefixPath, HashesEachBlockOnce) {
 TEST(PrefixPath, AHeldNodeOutlivesItsBlock) {
   Prompt prompt;
   {
-    PrefixPath path(&prompt.index(), &prompt.pool());
+    PrefixPath path(&prompt.index(), &prompt.pool(), kGroups);
     for (int block = 0; block < 3; ++block) prompt.Add();
     prompt.Update(path);
     for (const std::uint32_t block : {2u, 1u, 0u}) {
@@ -149,7 +150,7 @@ TEST(PrefixPath, SaysWhatAWalkSays) {
     SCOPED_TRACE(seed);
     std::minstd_rand random(seed);
     Prompt prompt;
-    PrefixPath path(&prompt.index(), &prompt.pool());
+    PrefixPath path(&prompt.index(), &prompt.pool(), kGroups);
     for (int step = 0; step < 300; ++step) {
       for (std::uint32_t changes = random() % 6; changes > 0; --changes) Change(prompt, random);
       // Now and then a path looks so late that the log has forgotten what happened first.

@@ -45,14 +45,26 @@ void Liveness::BeforePlan(const States& states,
   }
   std::set<BlockId> used;
   std::map<RequestId, std::set<BlockId>> by_request;
+  std::map<BlockId, std::set<RequestId>> in_windows;
   for (const scheduler::OpenSequenceView& sequence : open) {
     std::set<BlockId>& own = by_request[sequence.request];
-    for (const absl::Span<const BlockId> table : sequence.tables) {
-      own.insert(table.begin(), table.end());
+    for (std::size_t g = 0; g < sequence.tables.size(); ++g) {
+      const auto& table = sequence.tables[g];
+      used.insert(table.begin(), table.end());
+      if (group_.groups[g].kind == KvGroup::Kind::kWindow) {
+        for (const BlockId block : table) in_windows[block].insert(sequence.request);
+      } else {
+        own.insert(table.begin(), table.end());
+      }
     }
-    seen_[sequence.request].blocks = own.size();
-    used.insert(own.begin(), own.end());
   }
+  // A block of a window is a request's own if no other has it: else it does not come back.
+  in_windows.erase(kNullBlock);
+  for (const auto& [block, requests] : in_windows) {
+    if (requests.size() == 1) by_request[*requests.begin()].insert(block);
+  }
+  for (const auto& [id, own] : by_request) seen_[id].blocks = own.size();
+  used.erase(kNullBlock);
   used_ = used.size();
   places_ = 0;
   for (const auto& [id, seen] : seen_) {

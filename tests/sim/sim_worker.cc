@@ -27,21 +27,32 @@ std::vector<std::uint64_t> Written(const TokenizedRequest& request,
 // The content of a slot that nobody has written.
 constexpr std::uint64_t kPoison = 0xdead;
 
+std::uint32_t MostSlots(const std::vector<KvGroup>& groups) {
+  std::uint32_t most = 1;
+  for (const KvGroup& group : groups) most = std::max(most, group.tokens_per_block);
+  return most;
+}
+
+// What one group keeps of it.
+std::uint64_t InGroup(std::uint64_t written, std::uint32_t group) {
+  return written ^ group * std::uint64_t{0x9e3779b97f4a7c15};
+}
+
 }  // namespace
 
 SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description,
                      const worker::NgramOptions& ngrams, FindClient find_client)
     : groups_(description.groups),
       lag_(description.lag),
-      block_tokens_(description.groups[0].tokens_per_block),
+      slots_(MostSlots(description.groups)),
       find_client_(std::move(find_client)),
       proposer_(ngrams),
       state_(epoch, description, &proposer_),
-      kv_(std::size_t{description.block_count} * block_tokens_),
+      kv_(std::size_t{description.block_count} * slots_),
       tables_naming_(description.block_count),
       writer_(description.block_count) {
   for (const KvTier& tier : description.tiers) {
-    tiers_.emplace_back(std::size_t{tier.block_count} * block_tokens_, kPoison);
+    tiers_.emplace_back(std::size_t{tier.block_count} * slots_, kPoison);
   }
 }
 
@@ -50,6 +61,7 @@ absl::Status SimWorker::TrackBlocks(const StepPlan& plan) {
     absl::Status status;
     if (const auto* drop = std::get_if<DropSequence>(&op)) status = Track(*drop);
     if (const auto* trim = std::get_if<TrimBlocks>(&op)) status = Track(*trim);
+    if (const auto* release = std::get_if<ReleaseBlocks>(&op)) status = Track(*release);
     if (const auto* open = std::get_if<OpenSequence>(&op)) status = Track(*open);
     if (const auto* grant = std::get_if<GrantBlocks>(&op)) status = Track(*grant);
     if (const auto* fork = std::get_if<ForkSequence>(&op)) status = Track(*fork);
@@ -64,8 +76,8 @@ absl::Status SimWorker::Track(const BackgroundCopy& op) {
   Copying copying{.op = op, .began = {}};
   for (const BackgroundCopy::Move& move : op.moves) {
     if (op.kind == BackgroundCopy::Kind::kOut) {
-      const auto block = kv_.begin() + std::ptrdiff_t{move.block.value()} * block_tokens_;
-      copying.began.insert(copying.began.end(), block, block + block_tokens_);
+      const auto block = kv_.begin() + std::ptrdiff_t{move.block.value()} * slots_;
+      copying.began.insert(copying.began.end(), block, block + slots_);
     } else if (absl::Status s = Own(SequenceHandle(~0u), move.block); !s.ok()) {
       return s;
     }
@@ -79,9 +91,9 @@ absl::Status SimWorker::Finish(const Copying& copying) {
   std::vector<std::uint64_t>& tier = tiers_[copy.tier];
   auto began = copying.began.begin();
   for (const BackgroundCopy::Move& move : copy.moves) {
-    for (std::uint32_t at = 0; at < block_tokens_; ++at) {
-      std::uint64_t& slot = tier[std::size_t{move.slot} * block_tokens_ + at];
-      std::uint64_t& block = kv_[std::size_t{move.block.value()} * block_tokens_ + at];
+    for (std::uint32_t at = 0; at < slots_; ++at) {
+      std::uint64_t& slot = tier[std::size_t{move.slot} * slots_ + at];
+      std::uint64_t& block = kv_[std::size_t{move.block.value()} * slots_ + at];
       if (copy.kind == BackgroundCopy::Kind::kIn) {
         block = slot;
       } else if (*began++ == block) {
@@ -96,7 +108,9 @@ absl::Status SimWorker::Finish(const Copying& copying) {
 
 absl::Status SimWorker::Track(const DropSequence& op) {
   for (const std::vector<BlockId>& table : tables_[op.sequence]) {
-    for (const BlockId block : table) --tables_naming_[block.value()];
+    for (const BlockId block : table) {
+      if (block != kNullBlock) --tables_naming_[block.value()];
+    }
   }
   tables_.erase(op.sequence);
   return absl::OkStatus();
@@ -112,9 +126,28 @@ absl::Status SimWorker::Track(const TrimBlocks& op) {
   return absl::OkStatus();
 }
 
+absl::Status SimWorker::Track(const ReleaseBlocks& op) {
+  std::vector<BlockId>& table = tables_[op.sequence][op.group.value()];
+  auto at =
+      std::find_if(table.begin(), table.end(), [](BlockId block) { return block != kNullBlock; });
+  for (std::uint32_t i = 0; i < op.count; ++i, ++at) {
+    if (at == table.end()) return absl::InternalError("a release of blocks that are not there");
+    --tables_naming_[at->value()];
+    *at = kNullBlock;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SimWorker::Track(const OpenSequence& op) {
-  tables_[op.sequence].resize(groups_.size());
-  cached_blocks_left_[op.sequence] = op.cached_tokens / block_tokens_;
+  Tables& tables = tables_[op.sequence];
+  tables.resize(groups_.size());
+  std::vector<std::uint32_t>& left = cached_left_[op.sequence];
+  left.assign(groups_.size(), 0);
+  for (std::size_t g = 0; op.cached_tokens > 0 && g < groups_.size(); ++g) {
+    const std::uint32_t unneeded = groups_[g].UnneededBlocks(op.cached_tokens);
+    tables[g].assign(unneeded, kNullBlock);
+    left[g] = op.cached_tokens / groups_[g].tokens_per_block - unneeded;
+  }
   return absl::OkStatus();
 }
 
@@ -124,8 +157,8 @@ absl::Status SimWorker::Own(SequenceHandle sequence, BlockId block) {
         absl::StrCat("invariant 6: block ", block.value(), " granted while it is in use"));
   }
   writer_[block.value()] = sequence;
-  for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
-    kv_[std::size_t{block.value()} * block_tokens_ + slot] = kPoison;
+  for (std::uint32_t slot = 0; slot < slots_; ++slot) {
+    kv_[std::size_t{block.value()} * slots_ + slot] = kPoison;
   }
   return absl::OkStatus();
 }
@@ -133,7 +166,7 @@ absl::Status SimWorker::Own(SequenceHandle sequence, BlockId block) {
 // A block is granted to one sequence at a time. The exception are blocks that the OpenSequence
 // says are cached: they may be in other tables too.
 absl::Status SimWorker::Track(const GrantBlocks& op) {
-  std::uint32_t& cached = cached_blocks_left_[op.sequence];
+  std::uint32_t& cached = cached_left_[op.sequence][op.group.value()];
   for (const BlockId block : op.blocks) {
     if (cached > 0) {
       --cached;
@@ -154,15 +187,18 @@ absl::Status SimWorker::Track(const ForkSequence& op) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::uint32_t shared = op.length / groups_[g].tokens_per_block;
     child[g].assign(parent[g].begin(), parent[g].begin() + shared);
+    std::fill_n(child[g].begin(), groups_[g].UnneededBlocks(op.length), kNullBlock);
     if (op.length % groups_[g].tokens_per_block > 0) {
       if (copies == op.copies.size()) return absl::InternalError("invariant 6: a missing copy");
       const BlockId to = op.copies[copies++].to;
       if (absl::Status s = Own(op.child, to); !s.ok()) return s;
       child[g].push_back(to);
     }
-    for (const BlockId block : child[g]) ++tables_naming_[block.value()];
+    for (const BlockId block : child[g]) {
+      if (block != kNullBlock) ++tables_naming_[block.value()];
+    }
   }
-  cached_blocks_left_[op.child] = 0;
+  cached_left_[op.child].assign(groups_.size(), 0);
   return absl::OkStatus();
 }
 
@@ -181,9 +217,9 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
                                                                    4 * (kSimMostRowNs / 3)) *
                                              work.timings.rows;
   for (const BlockCopy& copy : batch->copies) {
-    for (std::uint32_t slot = 0; slot < block_tokens_; ++slot) {
-      kv_[std::size_t{copy.to.value()} * block_tokens_ + slot] =
-          kv_[std::size_t{copy.from.value()} * block_tokens_ + slot];
+    for (std::uint32_t slot = 0; slot < slots_; ++slot) {
+      kv_[std::size_t{copy.to.value()} * slots_ + slot] =
+          kv_[std::size_t{copy.from.value()} * slots_ + slot];
     }
   }
   // All writes come before all reads, as executors promise.
@@ -241,10 +277,11 @@ absl::Status SimWorker::Refuse(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-std::size_t SimWorker::SlotOf(const worker::Batch& batch, std::size_t item,
+std::size_t SimWorker::SlotOf(const worker::Batch& batch, std::size_t item, std::uint32_t group,
                               std::uint32_t position) const {
-  const std::int32_t block = batch.table(item, GroupIndex(0))[position / block_tokens_];
-  return static_cast<std::size_t>(block) * block_tokens_ + position % block_tokens_;
+  const std::uint32_t tokens = groups_[group].tokens_per_block;
+  const std::int32_t block = batch.table(item, GroupIndex(group))[position / tokens];
+  return static_cast<std::size_t>(block) * slots_ + position % tokens;
 }
 
 absl::Status SimWorker::WriteItem(const worker::Batch& batch, std::size_t item) {
@@ -260,11 +297,15 @@ absl::Status SimWorker::WriteItem(const worker::Batch& batch, std::size_t item) 
     if (!draft && token != (beam ? view.tokens[position] : client.TokenAt(rows.index, position))) {
       return absl::InternalError("a row has a wrong token");
     }
-    const std::size_t slot = SlotOf(batch, item, position);
-    if (writer_[slot / block_tokens_] != rows.sequence) {
-      return absl::InternalError("invariant 6: a write to a block that is not its own");
+    for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].kind == KvGroup::Kind::kState) continue;
+      const std::size_t slot = SlotOf(batch, item, g, position);
+      if (slot < slots_) return absl::InternalError("invariant 6: a write to the null block");
+      if (writer_[slot / slots_] != rows.sequence) {
+        return absl::InternalError("invariant 6: a write to a block that is not its own");
+      }
+      kv_[slot] = InGroup(written[position], g);
     }
-    kv_[slot] = written[position];
   }
   return absl::OkStatus();
 }
@@ -277,10 +318,18 @@ absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
   const std::uint64_t seed = client.request().sampling.seed;
   const std::uint32_t end = rows.first_position + rows.row_count;
   const std::vector<std::uint64_t> written = Written(client.request(), TokensOf(batch, item));
-  for (std::uint32_t position = 0; position < end; ++position) {
-    if (kv_[SlotOf(batch, item, position)] != written[position]) {
-      return absl::InternalError(absl::StrCat("KV of request ", client.request().id.counter,
-                                              " position ", position, " is not its own"));
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].kind == KvGroup::Kind::kState) continue;
+    // The first row sees the positions of its window, or all.
+    const bool window = groups_[g].kind == KvGroup::Kind::kWindow;
+    const std::uint32_t seen = window ? groups_[g].window - 1 : rows.first_position;
+    for (std::uint32_t position = rows.first_position - std::min(seen, rows.first_position);
+         position < end; ++position) {
+      if (kv_[SlotOf(batch, item, g, position)] != InGroup(written[position], g)) {
+        return absl::InternalError(absl::StrCat("KV of request ", client.request().id.counter,
+                                                " group ", g, " position ", position,
+                                                " is not its own"));
+      }
     }
   }
   for (std::uint32_t at = 0; rows.samples && at <= rows.drafts; ++at) {

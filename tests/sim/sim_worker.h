@@ -84,12 +84,13 @@ class SimWorker {
   // A background copy, and what the blocks that it copies out held when its plan came.
   struct Copying {
     BackgroundCopy op;
-    std::vector<std::uint64_t> began;  // [moves, block_tokens]
+    std::vector<std::uint64_t> began;  // [moves, slots]
   };
   // Does a background copy, as late as it is allowed. The blocks that it copies out must still be
   // as they were when it began.
   absl::Status Finish(const Copying& copying);
   absl::Status Track(const TrimBlocks& op);
+  absl::Status Track(const ReleaseBlocks& op);
   // From now on only this sequence may write to `block`.
   absl::Status Own(SequenceHandle sequence, BlockId block);
   absl::Status WriteItem(const worker::Batch& batch, std::size_t item);
@@ -97,23 +98,24 @@ class SimWorker {
                         worker::ItemOutput& output) const;
   // The tokens of the item's sequence up to its last row, draft tokens included.
   std::vector<TokenId> TokensOf(const worker::Batch& batch, std::size_t item) const;
-  std::size_t SlotOf(const worker::Batch& batch, std::size_t item, std::uint32_t position) const;
+  std::size_t SlotOf(const worker::Batch& batch, std::size_t item, std::uint32_t group,
+                     std::uint32_t position) const;
 
   const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
-  const std::uint32_t block_tokens_;
+  const std::uint32_t slots_;  // of a block, in every group
   const FindClient find_client_;
   worker::NgramProposer proposer_;
   worker::GroupState state_;
   std::deque<Computing> computing_;
-  // [blocks, block_tokens]: a hash of the scope and of all tokens up to the one written
+  // [blocks, slots]: a hash of the group, the scope and all tokens up to the one written
   std::vector<std::uint64_t> kv_;
-  std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][slots, block_tokens]
+  std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][blocks, slots]
   std::deque<Copying> copying_;
-  std::vector<std::uint32_t> tables_naming_;                    // [blocks]
-  std::vector<SequenceHandle> writer_;                          // [blocks] while in use
-  std::map<SequenceHandle, Tables> tables_;                     // open sequences
-  std::map<SequenceHandle, std::uint32_t> cached_blocks_left_;  // to be granted
+  std::vector<std::uint32_t> tables_naming_;                          // [blocks]
+  std::vector<SequenceHandle> writer_;                                // [blocks] while in use
+  std::map<SequenceHandle, Tables> tables_;                           // open sequences
+  std::map<SequenceHandle, std::vector<std::uint32_t>> cached_left_;  // [groups] to be granted
 };
 
 }  // namespace flotilla::testing

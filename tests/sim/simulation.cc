@@ -22,7 +22,10 @@ Simulation::Simulation(std::uint64_t seed, Tiers tiers)
       fatal_(~seed),
       blames_(MixBits(seed ^ 1) % 2 == 1),
       large_(tiers == Tiers::kOfSeed && MixBits(seed ^ 2) % 20 == 0),
-      refuses_(MixBits(seed ^ 3) % 8 == 1) {
+      refuses_(MixBits(seed ^ 3) % 8 == 1),
+      windows_(~MixBits(seed)),
+      windowed_(tiers == Tiers::kOfSeed && MixBits(seed ^ 4) % 3 == 0) {
+  coverage_.windowed += windowed_;
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
   options_.max_chunk_tokens = random_.Between(1, 48);
@@ -99,6 +102,7 @@ ExecutorDescription Simulation::RandomGroup() {
   const std::uint32_t tokens =
       large_ ? random_.Between(8'000, 40'000) : random_.Between(16, random_.OneIn(2) ? 80 : 240);
   group.block_count = 3 + tokens / group.groups[0].tokens_per_block;
+  if (windowed_) AddWindows(group);
   if (fixed_tiers_ != Tiers::kOfSeed) {
     group.groups.resize(1);
     if (fixed_tiers_ == Tiers::kLarge) group.tiers = {{.block_count = 4000}};
@@ -118,6 +122,24 @@ ExecutorDescription Simulation::RandomGroup() {
   return group;
 }
 
+// Adds groups whose blocks are as large as those of the first one, as models have them. In half of
+// the cases there are no others, so that there is a prefix cache.
+void Simulation::AddWindows(ExecutorDescription& group) {
+  if (windows_.OneIn(2)) group.groups.resize(1);
+  const auto window = [&] { return windows_.Between(1, large_ ? 3000 : 60); };
+  if (windows_.OneIn(4)) {
+    group.groups[0].kind = KvGroup::Kind::kWindow;
+    group.groups[0].window = window();
+  }
+  for (std::uint32_t more = windows_.Below(4); more > 0; --more) {
+    group.groups.push_back({.kind = KvGroup::Kind::kWindow,
+                            .window = window(),
+                            .tokens_per_block = group.groups[0].tokens_per_block});
+  }
+  const auto groups = static_cast<std::uint32_t>(group.groups.size());
+  group.block_count = std::max(group.block_count * windows_.Between(1, groups), 2 * groups + 1);
+}
+
 absl::Status Simulation::Run(std::uint64_t steps) {
   const std::uint64_t max_ticks = steps * 200;
   absl::Status status = ReviveGroup();
@@ -132,6 +154,7 @@ absl::Status Simulation::Run(std::uint64_t steps) {
   coverage_.liveness = liveness_->counts();
   coverage_.large_lookups = large_ ? coverage_.core.lookup_tokens : 0;
   coverage_.large_found = large_ ? coverage_.core.cached_tokens : 0;
+  coverage_.windowed_found = windowed_ ? coverage_.core.cached_tokens : 0;
   if (status.ok()) return status;
   return absl::InternalError(absl::StrCat("tick ", ticks_, ": ", status.message()));
 }
@@ -342,6 +365,9 @@ absl::Status Simulation::MakePlan() {
     if (absl::Status s = CheckLiveness(*outcome.plan, before); !s.ok()) return s;
     for (const PlanOp& op : outcome.plan->ops) {
       if (const auto* copy = std::get_if<BackgroundCopy>(&op)) copying_.emplace(copy->id, *copy);
+      if (const auto* release = std::get_if<ReleaseBlocks>(&op)) {
+        coverage_.window_blocks += release->count;
+      }
     }
     if (absl::Status s = CheckProgress(); !s.ok()) return s;
     Count(SimFault::kPlanToTheDead, worker_ == nullptr);

@@ -116,6 +116,9 @@ struct SimCoverage {
   std::uint64_t large = 0;                // runs with long prompts
   std::uint64_t large_lookups = 0;        // tokens that those looked up in the prefix cache
   std::uint64_t large_found = 0;          // and found there
+  std::uint64_t windowed = 0;             // runs with window groups
+  std::uint64_t windowed_found = 0;       // tokens that those found in the prefix cache
+  std::uint64_t window_blocks = 0;        // blocks that window groups gave back
   std::uint64_t arrived_quarantined = 0;  // arrived while others were quarantined
   std::uint64_t ended_early = 0;          // ended for a deadline that had not passed
   std::int64_t early_permille = 0;        // the most time that such a request had, of what it needs
@@ -192,6 +195,7 @@ class Simulation {
   // Whether the group refuses the plan, because it opens a request that is always refused.
   bool Refuses(const StepPlan& plan);
   ExecutorDescription RandomGroup();
+  void AddWindows(ExecutorDescription& group);
   absl::Status WindDown();
   void MakeLarge();
 
@@ -223,8 +227,11 @@ class Simulation {
   // before; and whether groups report which steps they died in.
   Random fatal_;
   bool blames_;
-  const bool large_;                            // one seed in 20 has prompts of up to 8,000 tokens
-  bool refuses_;                                // groups refuse plans with some requests
+  const bool large_;  // one seed in 20 has prompts of up to 8,000 tokens
+  bool refuses_;      // groups refuse plans with some requests
+  // A separate random stream; one seed in three has models of which some layers keep a window.
+  Random windows_;
+  const bool windowed_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<scheduler::SchedulerCore> core_;

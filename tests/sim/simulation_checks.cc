@@ -243,10 +243,13 @@ absl::Status Simulation::CompareWithWorker() const {
                  (!settled || mine.length.computed == theirs->length) &&
                  (!settled || !theirs->finished) && mine.tables.size() == theirs->tables.size();
     for (std::size_t g = 0; equal && g < mine.tables.size(); ++g) {
-      equal = std::equal(mine.tables[g].begin(), mine.tables[g].end(), theirs->tables[g].begin(),
-                         theirs->tables[g].end(), [](BlockId a, std::int32_t b) {
-                           return static_cast<std::int32_t>(a.value()) == b;
-                         });
+      equal =
+          std::equal(mine.tables[g].begin(), mine.tables[g].end(), theirs->tables[g].begin(),
+                     theirs->tables[g].end(), [&](BlockId a, std::int32_t b) {
+                       // What a window gave back after the last plan, the next one says.
+                       return static_cast<std::int32_t>(a.value()) == b ||
+                              (a == kNullBlock && group_.groups[g].kind == KvGroup::Kind::kWindow);
+                     });
     }
     if (!equal) return Broken(9, absl::StrCat("sequence ", mine.handle.value()));
   }
@@ -330,6 +333,9 @@ void SimCoverage::Add(const SimCoverage& o) {
   beams_served += o.beams_served;
   large_lookups += o.large_lookups;
   large_found += o.large_found;
+  windowed += o.windowed;
+  windowed_found += o.windowed_found;
+  window_blocks += o.window_blocks;
   arrived_quarantined += o.arrived_quarantined;
   ended_early += o.ended_early;
   early_permille = std::max(early_permille, o.early_permille);
