@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "model/ggml_type.h"
+#include "model/kv_groups.h"
 #include "model/load_spec.h"
 #include "model/tensor_table.h"
 
@@ -65,6 +66,27 @@ std::string Ffns(const model::ModelSpec& spec) {
   return absl::StrJoin(parts, ", ");
 }
 
+// E.g. "KV in 6 groups of 5 layers (5 of a window of 512), 1 of 30 places unused"; empty if one
+// group keeps every position.
+std::string KvGroups(const model::ModelSpec& spec) {
+  const auto groups = spec.kv_groups.size();
+  std::map<std::uint32_t, int> windows;
+  for (const model::KvGroupSpec& group : spec.kv_groups) {
+    if (group.window > 0) ++windows[group.window];
+  }
+  if (windows.empty()) return "";
+  std::vector<std::string> parts;
+  for (const auto& [window, count] : windows) {
+    parts.push_back(absl::StrFormat("%d of a window of %d", count, window));
+  }
+  const auto layers = static_cast<std::uint32_t>(spec.layers.size());
+  const std::uint32_t size = model::LayersPerPage(spec, 0, layers);
+  const auto places = groups * size;
+  return absl::StrFormat(", KV in %d %s of %d layers (%s), %d of %d places unused", groups,
+                         groups == 1 ? "group" : "groups", size, absl::StrJoin(parts, ", "),
+                         places - layers, places);
+}
+
 // Says what the model is, or why flotilla cannot serve it.
 std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
   if (!spec.ok()) {
@@ -72,9 +94,9 @@ std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
         "cannot be served: ",
         absl::StrReplaceAll(absl::Utf8SafeCEscape(spec.status().message()), {{"\\'", "'"}}));
   }
-  return absl::StrFormat("%s: %d layers of %d, %s, %s, %d tokens, context %d", spec->architecture,
+  return absl::StrFormat("%s: %d layers of %d, %s, %s, %d tokens, context %d%s", spec->architecture,
                          spec->layers.size(), spec->hidden, Heads(spec->attention()), Ffns(*spec),
-                         spec->vocab, spec->context_length);
+                         spec->vocab, spec->context_length, KvGroups(*spec));
 }
 
 }  // namespace

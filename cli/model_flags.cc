@@ -37,8 +37,9 @@ absl::Status CheckSpeculation(const RoleFlags& flags, const model::ModelSpec& sp
 absl::Status CheckMemory(const RoleFlags& flags, const worker::RankOptions& options,
                          const model::ModelSpec& spec) {
   if (!flags.group_network.empty()) return absl::OkStatus();  // each host checks its own
-  const worker::KvShape shape =
-      worker::KvShapeOf(spec, options.kv_format, spec.layers.size(), spec.attention().kv_heads);
+  const worker::KvShape shape = worker::KvShapeOf(
+      spec, options.kv_format, {0, static_cast<std::uint32_t>(spec.layers.size())},
+      spec.attention().kv_heads);
   const std::int64_t memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   const std::int64_t most = memory / shape.bytes_per_block();
   for (const auto& [flag, blocks] :

@@ -7,6 +7,7 @@
 #include "common/types/text.h"
 #include "model/architectures/architecture.h"
 #include "model/config_reader.h"
+#include "model/kv_groups.h"
 
 namespace flotilla::model {
 namespace {
@@ -65,6 +66,7 @@ absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
   if (status.ok()) status = ReadVocab(checkpoint, in, spec);
   if (status.ok()) status = CheckTensors(checkpoint, spec);
   if (!status.ok()) return status;
+  DealKvGroups(spec);
   return spec;
 }
 

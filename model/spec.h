@@ -93,9 +93,11 @@ struct AttentionSpec {
 // The slope of a head of ALiBi, which is number `head` of `heads`.
 float AlibiSlope(uint32_t head, uint32_t heads);
 
-// The layers whose K and V share block tables.
+// The layers whose K and V share block tables (kv_groups.h).
 struct KvGroupSpec {
   uint32_t window = 0;  // each position sees so many positions up to itself; 0: all of them
+
+  bool operator==(const KvGroupSpec&) const = default;
 };
 
 // down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x))).

@@ -34,7 +34,10 @@ std::vector<TokenizedRequest> Requests(const std::vector<TokenId>& ids) {
   for (std::uint64_t i = 0; i < kRequests; ++i) {
     TokenizedRequest& request = requests.emplace_back();
     request.id = {1, i};
-    request.prompt.assign(ids.begin() + static_cast<std::ptrdiff_t>(i), ids.end());
+    // Short prompts, which all need a second block at about the same time, and long ones.
+    const auto first = ids.begin() + static_cast<std::ptrdiff_t>(i);
+    const bool is_short = i < 12 && i != 1 && i != 3;
+    request.prompt.assign(first, is_short ? first + 10 : ids.end());
     request.stop.max_tokens = kOutputTokens;
     request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     request.sampling.seed = i;
@@ -81,7 +84,17 @@ std::vector<Way> Ways(const model::ModelSpec& spec) {
   return ways;
 }
 
-EngineRunner::Options OptionsFor(const Way& way, worker::Recipe recipe) {
+// A small pool has room for the longest request, and not for all that run.
+std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way) {
+  std::uint32_t blocks = 0;
+  for (const model::KvGroupSpec& group : spec.kv_groups) {
+    blocks += !way.small_pool ? 256 : spec.kv_groups.size() == 1 && group.window == 0 ? 30 : 9;
+  }
+  return blocks;
+}
+
+EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
+                                 worker::Recipe recipe) {
   EngineRunner::Options options;
   if (way.deferred) {
     options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
@@ -91,7 +104,7 @@ EngineRunner::Options OptionsFor(const Way& way, worker::Recipe recipe) {
       recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
   options.rank.isa = way.isa;
   options.rank.shape = way.shape;
-  options.rank.kv_blocks = way.small_pool ? 30 : 256;
+  options.rank.kv_blocks = PoolOf(spec, way);
   options.rank.poison_blocks = true;
   options.core.max_chunk_tokens = way.chunk;
   if (way.small_pool) {
@@ -110,14 +123,14 @@ void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
   for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
     std::vector<std::vector<std::uint32_t>> alone;
     {
-      EngineRunner runner(file, OptionsFor({.name = "alone", .shape = {1, 1}}, recipe));
+      EngineRunner runner(file, OptionsFor(*spec, {.name = "alone", .shape = {1, 1}}, recipe));
       for (const TokenizedRequest& request : requests) {
         alone.push_back(runner.Run({request}).front().Bits());
       }
     }
     for (const Way& way : Ways(*spec)) {
       SCOPED_TRACE(absl::StrCat(std::string(worker::RecipeName(recipe)), ", ", way.name));
-      EngineRunner runner(file, OptionsFor(way, recipe));
+      EngineRunner runner(file, OptionsFor(*spec, way, recipe));
       std::uint64_t cached = 0, preempted = 0;
       for (const std::uint64_t round : {1, 2}) {
         std::vector<TokenizedRequest> batch(

@@ -1921,9 +1921,9 @@ absl::Status DeferredBackend::Load() { return MayAdd("Load") ? device_->Load() :
 // ---- KV memory and tiers.
 
 std::uint32_t DeferredBackend::DefaultBlockCount(const worker::KvShape&, const worker::KvShape&,
-                                                 std::uint32_t max_context) const {
+                                                 std::uint32_t one_sequence) const {
   constexpr std::uint32_t kBlocks = 4096;
-  return std::max(kBlocks, max_context / kKvBlockTokens + 1) + 1;
+  return std::max(kBlocks, one_sequence) + 1;
 }
 
 absl::Status DeferredBackend::CreateKv(const worker::KvShape& shape, std::uint32_t blocks,

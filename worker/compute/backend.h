@@ -160,7 +160,7 @@ struct LatentOp {
 // from first_head on, and keeps `kv_heads` of the k; more are there only for the norm over all of
 // them.
 struct AttentionOp {
-  int layer = 0;  // of this rank, for its K and V
+  int layer = 0;  // its place in a page of K and V (model/kv_groups.h)
   GroupIndex group{0};
   int heads = 0;     // query heads of this rank
   int kv_heads = 0;  // of this rank
@@ -237,13 +237,13 @@ class Backend {
   // error names the tensor.
   virtual absl::Status Load() = 0;
 
-  // ---- KV memory: blocks of 16 tokens of all layers and heads of this rank.
+  // ---- KV memory: blocks of 16 tokens of all heads of this rank, for the layers of one KV group.
 
   // The number of blocks, the null block included, when the operator names none; at least what one
-  // sequence of `max_context` tokens needs. `own` is the shape of this rank, `all` that of all
+  // sequence needs, `one_sequence`. `own` is the shape of this rank, `all` that of all
   // ranks together, which counts if they share the memory. All ranks must come to the same number.
   virtual std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                          std::uint32_t max_context) const = 0;
+                                          std::uint32_t one_sequence) const = 0;
   // Makes the memory and the tiers, once, after Load. K and V behind the last position that was
   // written mean nothing. RESOURCE_EXHAUSTED: not enough of either; UNAVAILABLE: no file
   // can be made in the directory.

@@ -44,8 +44,10 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
     RowRequest& row = inputs.requests.emplace_back();
     row.row = inputs.rows();
     row.full_row = true;
-    AddSequence(static_cast<std::int32_t>(request.tokens.size() - 1 + at), {token},
-                {request.tables[0]}, inputs);
+    const std::vector<absl::Span<const std::int32_t>> tables(request.tables.begin(),
+                                                             request.tables.end());
+    inputs.group_count = static_cast<std::uint32_t>(tables.size());
+    AddSequence(static_cast<std::int32_t>(request.tokens.size() - 1 + at), {token}, tables, inputs);
     asked.push_back(&request);
   }
   if (asked.empty()) return false;

@@ -9,7 +9,7 @@ namespace flotilla::worker {
 
 struct KvShape {
   kernels::KvFormat format = kernels::KvFormat::kBf16;
-  int layers = 0;
+  int layers = 0;  // for which a page has room (model/kv_groups.h)
   int kv_heads = 0;
   int head_dim = 0;      // of K; multiple of 16
   int value_prefix = 0;  // as in kernels::KvView

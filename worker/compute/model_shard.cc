@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/ops.h"
+#include "model/kv_groups.h"
 #include "worker/compute/backend.h"
 
 namespace flotilla::worker {
@@ -103,10 +104,10 @@ IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard) {
   return spec.attention().splits_queries() ? IndexRange{0, 1} : shard.attention;
 }
 
-KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, size_t layers,
+KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, IndexRange layers,
                   uint32_t kv_heads) {
   return {.format = format,
-          .layers = static_cast<int>(layers),
+          .layers = static_cast<int>(model::LayersPerPage(spec, layers.begin, layers.end)),
           .kv_heads = static_cast<int>(kv_heads),
           .head_dim = static_cast<int>(spec.attention().key_dim()),
           .value_prefix = static_cast<int>(spec.attention().value_prefix())};

@@ -44,8 +44,8 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
 IndexRange OwnHeads(const model::ModelSpec& spec, const ModelShard& shard);
 IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard);
 
-// The K and V of so many layers and KV heads.
-KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, std::size_t layers,
+// The K and V of so many KV heads on a stage with these layers.
+KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, IndexRange layers,
                   std::uint32_t kv_heads);
 
 // The ends of the splits of attention's output product, in its inputs.

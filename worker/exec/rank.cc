@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rt/cpu_quota.h"
+#include "common/types/kv_needs.h"
+#include "model/kv_groups.h"
 #include "model/load_spec.h"
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/compute/draft_model.h"
@@ -128,6 +130,8 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
+  // Tiers keep blocks one by one, so all layers share the tables then.
+  if (options.tiers.host_blocks + options.tiers.disk_blocks > 0) model::KeepEveryPosition(*spec);
   const int ranks = static_cast<int>(options.shape.ranks());
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
   auto rank = std::unique_ptr<Rank>(new Rank(std::move(file), options, *std::move(spec), links));
@@ -176,17 +180,25 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
 
 absl::Status Rank::CreateKv(const ModelShard& shard) {
   const KvShape shape =
-      KvShapeOf(spec_, options_.kv_format, shard.layers.size(), OwnKvHeads(spec_, shard).size());
+      KvShapeOf(spec_, options_.kv_format, shard.layers, OwnKvHeads(spec_, shard).size());
   // Ranks whose queries share one KV head have it each.
   const std::uint32_t copies = spec_.attention().splits_queries() ? options_.shape.tensor : 1;
-  const KvShape whole = KvShapeOf(spec_, options_.kv_format, spec_.layers.size(),
-                                  spec_.attention().kv_heads * copies);
-  description_.groups = {{.kind = KvGroup::Kind::kFull,
-                          .tokens_per_block = kBlockTokens,
-                          .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())}};
+  const IndexRange all{0, static_cast<std::uint32_t>(spec_.layers.size())};
+  const KvShape whole =
+      KvShapeOf(spec_, options_.kv_format, all, spec_.attention().kv_heads * copies);
+  std::uint64_t one_sequence = 0;
+  for (const model::KvGroupSpec& spec : spec_.kv_groups) {
+    const KvGroup& group = description_.groups.emplace_back(
+        KvGroup{.kind = spec.window > 0 ? KvGroup::Kind::kWindow : KvGroup::Kind::kFull,
+                .window = spec.window,
+                .tokens_per_block = kBlockTokens,
+                .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())});
+    one_sequence += MostNamed(group, description_.max_context, RowsOfPlans(description_));
+  }
   description_.block_count =
-      options_.kv_blocks > 0 ? options_.kv_blocks + 1
-                             : backend_->DefaultBlockCount(shape, whole, description_.max_context);
+      options_.kv_blocks > 0
+          ? options_.kv_blocks + 1
+          : backend_->DefaultBlockCount(shape, whole, static_cast<std::uint32_t>(one_sequence));
   const absl::Status status = backend_->CreateKv(shape, description_.block_count, options_.tiers);
   if (status.ok()) description_.tiers = backend_->tiers();
   return status;
@@ -228,6 +240,7 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
 absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {
   // Every position lies in the null block, which padding may write and which is never granted.
   const std::vector<std::int32_t> table(rows / kBlockTokens + 1, 0);
+  const std::size_t groups = spec_.kv_groups.size();
   const SamplingParams sampling;
   const StopRule stop;
   const LogprobSpec logprobs;
@@ -238,8 +251,8 @@ absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {
                   .sampling = &sampling,
                   .stop = &stop,
                   .logprobs = &logprobs}};
-  batch.tables = {table};
-  batch.group_count = 1;
+  batch.tables.assign(groups, table);
+  batch.group_count = static_cast<std::uint32_t>(groups);
   const std::int64_t start = clock.NowNs();
   const std::unique_ptr<StepOutputs> outputs = Start(batch);
   if (absl::Status status = Finish(*outputs); !status.ok()) return status;

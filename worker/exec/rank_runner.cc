@@ -37,7 +37,8 @@ void RankRunner::BeginEpoch(Epoch epoch) {
   proposer_ = rank_->MakeProposer();
   state_.emplace(epoch, rank_->description(), proposer_.get());
   rank_->ForgetCopies();
-  cached_blocks_.assign(rank_->description().max_sequences, 0);
+  const ExecutorDescription& description = rank_->description();
+  cached_blocks_.assign(description.max_sequences * description.groups.size(), 0);
 }
 
 absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) {
@@ -142,11 +143,17 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
 
 std::vector<BlockId> RankRunner::EmptyGrants(const StepPlan& plan) {
   std::vector<BlockId> empty;
+  const std::vector<KvGroup>& groups = rank_->description().groups;
   for (const PlanOp& op : plan.ops) {
     if (const auto* open = std::get_if<OpenSequence>(&op)) {
-      cached_blocks_[open->sequence.value()] = open->cached_tokens / kernels::kKvBlockTokens;
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        cached_blocks_[open->sequence.value() * groups.size() + g] =
+            open->cached_tokens / kernels::kKvBlockTokens -
+            groups[g].UnneededBlocks(open->cached_tokens);
+      }
     } else if (const auto* grant = std::get_if<GrantBlocks>(&op)) {
-      std::uint32_t& cached = cached_blocks_[grant->sequence.value()];
+      std::uint32_t& cached =
+          cached_blocks_[grant->sequence.value() * groups.size() + grant->group.value()];
       for (BlockId block : grant->blocks) {
         if (cached > 0) {
           --cached;

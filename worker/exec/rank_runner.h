@@ -74,7 +74,7 @@ class RankRunner final : public StepRunner {
   std::optional<GroupState> state_;
   // Background copies that some ranks have reported ended, and by how many ranks.
   std::map<std::uint64_t, std::uint32_t> copies_ended_;
-  // By handle: how many prefix-cached blocks, which keep their contents, are still to be
+  // [handles, groups]: how many prefix-cached blocks, which keep their contents, are still to be
   // granted. Used with poison_blocks only.
   std::vector<std::uint32_t> cached_blocks_;
 };

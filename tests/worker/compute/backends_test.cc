@@ -343,8 +343,8 @@ class ScenarioRank {
     decoder_.emplace(*std::move(decoder));
     EXPECT_GT(backend_->weight_bytes(), 0);
     EXPECT_GT(backend_->buffer_bytes(), 0);
-    const KvShape kv = KvShapeOf(spec, case_.format, shards[rank_].layers.size(),
-                                 OwnKvHeads(spec, shards[rank_]).size());
+    const KvShape kv =
+        KvShapeOf(spec, case_.format, shards[rank_].layers, OwnKvHeads(spec, shards[rank_]).size());
     absl::Status made =
         backend_->CreateKv(kv, kBlocks, {.host_blocks = kTierBlocks, .disk_blocks = kTierBlocks});
     EXPECT_EQ(backend_->tiers().size(), 2u);

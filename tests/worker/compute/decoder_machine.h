@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "common/rt/clock.h"
+#include "common/types/executor.h"
 #include "model/checkpoint.h"
 #include "model/spec.h"
 #include "worker/compute/backend.h"
@@ -28,6 +29,8 @@ struct Machine {
           kernels::KvFormat format, kernels::Isa isa, int threads,
           const BackendMaker& make = MakeCpuBackend)
       : shard(WholeModel(spec)),
+        spec(spec),
+        groups(static_cast<uint32_t>(spec.kv_groups.size())),
         backend(make({.recipe = recipe,
                       .isa = isa,
                       .threads = threads,
@@ -38,22 +41,35 @@ struct Machine {
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     decoder.emplace(*std::move(loaded));
     const absl::Status made = backend->CreateKv(
-        KvShapeOf(spec, format, spec.layers.size(), spec.attention().kv_heads), kBlocks, {});
+        KvShapeOf(spec, format, shard.layers, spec.attention().kv_heads), kBlocks * groups + 1, {});
     EXPECT_TRUE(made.ok()) << made;
     StepInputs poison;
-    for (uint32_t b = 0; b < kBlocks; ++b) poison.granted.push_back(BlockId{b});
+    for (uint32_t b = 0; b <= kBlocks * groups; ++b) poison.granted.push_back(BlockId{b});
     decoder->Start(std::move(poison), nullptr);
     EXPECT_TRUE(backend->Finish().ok());
   }
 
-  static constexpr uint32_t kBlocks = 128;
+  // The leading blocks that no row from `position` on sees.
+  uint32_t UnneededBlocks(uint32_t group, size_t position) const {
+    const uint32_t window = spec.kv_groups[group].window;
+    return KvGroup{.kind = window > 0 ? KvGroup::Kind::kWindow : KvGroup::Kind::kFull,
+                   .window = window,
+                   .tokens_per_block = 16}
+        .UnneededBlocks(static_cast<uint32_t>(position));
+  }
+
+  static constexpr uint32_t kBlocks = 128;  // of each KV group
   const SteadyClock clock;
   const ModelShard shard;
+  const model::ModelSpec& spec;
+  const uint32_t groups;
   const std::unique_ptr<Backend> backend;
   std::optional<Decoder> decoder;
 };
 
-// A sequence, the blocks it owns and the logits seen so far.
+// A sequence, the blocks that it owns in the first KV group, and the logits seen so far. In group g
+// it owns those that follow kBlocks * g later. What its rows do not see any more, it has given
+// back: those entries name a block of NaN, the last one.
 struct Sequence {
   std::vector<TokenId> tokens;
   std::vector<int32_t> table;
@@ -83,6 +99,7 @@ inline void Step(Machine& machine, std::vector<Sequence*> sequences,
     std::vector<std::pair<Sequence*, size_t>> of;
   } rows;
   StepInputs inputs;
+  inputs.group_count = machine.groups;
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
     if (counts[i] == 0) continue;
@@ -93,8 +110,14 @@ inline void Step(Machine& machine, std::vector<Sequence*> sequences,
       request.full_row = true;
       rows.of.push_back({&s, position});
     }
+    std::vector<std::vector<int32_t>> tables(machine.groups, s.table);
+    for (uint32_t g = 0; g < machine.groups; ++g) {
+      for (int32_t& block : tables[g]) block += static_cast<int32_t>(g * Machine::kBlocks);
+      std::fill_n(tables[g].begin(), machine.UnneededBlocks(g, first),
+                  static_cast<int32_t>(machine.groups * Machine::kBlocks));
+    }
     AddSequence(static_cast<int>(first), absl::MakeConstSpan(s.tokens).subspan(first, counts[i]),
-                {s.table}, inputs);
+                std::vector<absl::Span<const int32_t>>(tables.begin(), tables.end()), inputs);
   }
   machine.decoder->Start(std::move(inputs), &rows);
   EXPECT_TRUE(machine.backend->Finish().ok());

@@ -109,8 +109,6 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
   EXPECT_THAT(
       of_layers([](auto& layer) { layer.moe = model::MoeSpec{.expert = {.gated = false}}; }),
       HasSubstr("experts without a gate"));
-  EXPECT_THAT(refusal([](auto& spec) { spec.kv_groups = {{}, {}}; }), HasSubstr("KV groups"));
-  EXPECT_THAT(refusal([](auto& spec) { spec.kv_groups = {{.window = 9}}; }), HasSubstr("window"));
   EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().ffn.width = 32; }),
               HasSubstr("different sizes"));
 }

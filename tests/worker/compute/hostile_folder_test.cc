@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/rt/clock.h"
+#include "model/kv_groups.h"
 #include "model/load_spec.h"
 #include "tests/support/random.h"
 #include "tests/support/scratch_directory.h"
@@ -75,7 +76,7 @@ void Mutate(Json& object, Random& random) {
 bool Serve(const std::string& folder) {
   const auto file = model::OpenCheckpoint(folder);
   if (!file.ok()) return false;
-  const auto spec = model::LoadSpec(**file);
+  auto spec = model::LoadSpec(**file);
   if (!spec.ok()) {
     EXPECT_FALSE(spec.status().message().empty());
     return false;
@@ -86,12 +87,12 @@ bool Serve(const std::string& folder) {
                                        .max_rows = kRows,
                                        .max_positions = 16,
                                        .clock = &clock});
+  model::KeepEveryPosition(*spec);  // one table is enough
   const ModelShard shard = WholeModel(*spec);
   const auto decoder = Decoder::Load(**file, *spec, {&shard, 1}, {}, 0, *backend);
   if (!decoder.ok()) return false;
   const absl::Status made = backend->CreateKv(
-      KvShapeOf(*spec, kernels::KvFormat::kF32, spec->layers.size(), spec->attention().kv_heads), 2,
-      {});
+      KvShapeOf(*spec, kernels::KvFormat::kF32, shard.layers, spec->attention().kv_heads), 2, {});
   if (!made.ok()) return false;
   StepInputs inputs;
   const std::vector<TokenId> tokens{1, 2, 3, 4, 5};

@@ -165,7 +165,7 @@ TEST(LatentTest, KeepsOneRecordForAllHeads) {
   const auto spec = model::LoadSpec(*tiny.file);
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->attention().heads, 6u);
-  const KvShape shape = KvShapeOf(*spec, kernels::KvFormat::kBf16, 4, 1);
+  const KvShape shape = KvShapeOf(*spec, kernels::KvFormat::kBf16, {0, 4}, 1);
   EXPECT_EQ(shape.bytes_per_block(), 4 * 16 * (48 + 16) * 2);
 }
 

@@ -140,8 +140,8 @@ absl::Status CpuBackend::Load() {
 }
 
 uint32_t CpuBackend::DefaultBlockCount(const KvShape& /*own*/, const KvShape& all,
-                                       uint32_t max_context) const {
-  return worker::DefaultBlockCount(all, max_context);
+                                       uint32_t one_sequence) const {
+  return worker::DefaultBlockCount(all, one_sequence);
 }
 
 absl::Status CpuBackend::CreateKv(const KvShape& shape, uint32_t blocks, const TierOptions& tiers) {

@@ -45,7 +45,7 @@ class CpuBackend final : public Backend {
   absl::Status Load() override;
 
   std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                  std::uint32_t max_context) const override;
+                                  std::uint32_t one_sequence) const override;
   absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                         const TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }

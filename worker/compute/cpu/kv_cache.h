@@ -1,9 +1,9 @@
 // KvCache: the memory behind the block ids of one rank.
 //
-// The cache is one mapping of `blocks` pages. A page holds K and V of 16 tokens for all
-// layers and KV heads, one record for each (kernels/kv_layout.h), so that granting,
-// freeing and copying a block never depends on the model. The scheduler decides which
-// sequence a block belongs to. Memory is reserved at once and taken from the system when
+// The cache is one mapping of `blocks` pages. A page holds K and V of 16 tokens for the layers of
+// one KV group (model/kv_groups.h) and all KV heads, one record for each (kernels/kv_layout.h), so
+// that granting, freeing and copying a block never depends on the model. The scheduler decides
+// which sequence a block belongs to. Memory is reserved at once and taken from the system when
 // blocks are first written, so starting is instant. The executor's compute threads write
 // the cache, each its own records.
 #pragma once
@@ -55,8 +55,7 @@ class KvCache {
 };
 
 // The number of blocks, the null block included, when the operator names none: a quarter
-// of the machine's memory, at most 2 GiB, and never less than one sequence of
-// `max_context` tokens needs.
-uint32_t DefaultBlockCount(const KvShape& shape, uint32_t max_context);
+// of the machine's memory, at most 2 GiB, and never less than the blocks of one sequence.
+uint32_t DefaultBlockCount(const KvShape& shape, uint32_t one_sequence);
 
 }  // namespace flotilla::worker

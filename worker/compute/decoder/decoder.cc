@@ -35,8 +35,6 @@ absl::Status Decoder::Check(const model::ModelSpec& spec) {
     }
     if (!alike) part = "layers of different sizes";
   }
-  if (spec.kv_groups.size() > 1) part = "several KV groups";
-  if (spec.kv_groups.front().window > 0) part = "a KV group that keeps a window only";
   if (part.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("the decoder cannot compute ", std::string(part)));
 }
