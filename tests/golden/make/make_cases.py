@@ -55,9 +55,10 @@ OWN = {
 CHANGES = {
     "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     "gptj": {"rotary_dim": 16},
-    # YaRN, whose scale of scores counts, groups of experts, two shared experts, and norms of latents
-    # with another eps than the others. Widths are no multiples of 32.
+    # YaRN, whose scale of scores counts, groups of experts, two shared experts, biases, and norms of
+    # latents with another eps than the others. Widths are no multiples of 32.
     "deepseek_v2_mla": {
+        "attention_bias": True, "mlp_bias": True,
         "q_lora_rank": 40, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "v_head_dim": 20,
         "qk_head_dim": 40, "n_routed_experts": 8, "num_experts_per_tok": 3,
         "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
