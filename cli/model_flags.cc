@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
-#include "worker/compute/kv_shape.h"
+#include "worker/compute/model_shard.h"
 
 namespace flotilla::cli {
 namespace {

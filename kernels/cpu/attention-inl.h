@@ -224,37 +224,36 @@ FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int d, int count, in
   }
 }
 
-// BlockValues of one block, whose record has V or a prefix of K.
+// BlockValues of the record of one block, which has V or a prefix of K.
 template <class S, KvFormat kFormat, int N, int V, class Rows>
-FLOTILLA_INLINE void RecordValues(const std::byte* record, int dim, int from, int to, Rows* rows,
+FLOTILLA_INLINE void RecordValues(const std::byte* at, int dim, int from, int to, Rows* rows,
                                   int row, int key, int d) {
   if constexpr (Rows::kPrefix) {
     alignas(64) float values[kKvBlockTokens * 16 * V];
-    TransposeKeys<kFormat>(record, d, 16 * V, from, to, values);
+    TransposeKeys<kFormat>(at, d, 16 * V, from, to, values);
     BlockValues<S, KvFormat::kF32, N, V>(reinterpret_cast<const std::byte*>(values), 16 * V, from,
                                          to, rows, row, key, d, 0);
   } else {
-    BlockValues<S, kFormat, N, V>(record + KvValueOffset(kFormat, dim), dim, from, to, rows, row,
-                                  key, d, d);
+    BlockValues<S, kFormat, N, V>(at, dim, from, to, rows, row, key, d, d);
   }
 }
 
-// Adds keys [begin, end) of the tile to rows [row, row + N).
+// Adds keys [begin, end) of the tile to rows [row, row + N). `dim` is that of V.
 template <class S, KvFormat kFormat, int N, class Rows>
-FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const KvView& cache, int begin,
-                               int end, Rows* rows, int row) {
+FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begin, int end,
+                               Rows* rows, int row) {
   constexpr int V = S::AttentionVectors(N);
-  const int dim = Rows::kPrefix ? cache.value_prefix : cache.dim;
   for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
+    const std::byte* at = blocks[b] + (Rows::kPrefix ? 0 : KvValueOffset(kFormat, dim));
     const int key = b * kKvBlockTokens;
     const int from = begin > key ? begin - key : 0;
     const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
     int d = 0;
     for (; d + 16 * V <= dim; d += 16 * V) {
-      RecordValues<S, kFormat, N, V>(blocks[b], dim, from, to, rows, row, key, d);
+      RecordValues<S, kFormat, N, V>(at, dim, from, to, rows, row, key, d);
     }
     for (; d < dim; d += 16) {
-      RecordValues<S, kFormat, N, 1>(blocks[b], dim, from, to, rows, row, key, d);
+      RecordValues<S, kFormat, N, 1>(at, dim, from, to, rows, row, key, d);
     }
   }
 }
@@ -264,6 +263,7 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
                                           AttentionRows<N, kDim>* rows) {
   constexpr int V = S::AttentionVectors(N);
   const KvView& cache = args.cache;
+  const int value_dim = rows->kPrefix ? cache.value_prefix : cache.dim;
   const auto in_tile = [&](int key) {
     return key < begin ? 0 : key - begin < kTileKeys ? key - begin : kTileKeys;
   };
@@ -288,7 +288,7 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
   for (int r = 0; r < N; ++r) {
     if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
     if (adjusts) AdjustScores<S>(args, begin, rows, r);
-    SoftmaxTile<S>(rows, r, cache.value_dim());
+    SoftmaxTile<S>(rows, r, value_dim);
   }
   // Adds the keys that only earlier rows see, those that all rows see, and then those that only
   // later rows see.
@@ -297,15 +297,15 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
   for (int r = 0; r < N - 1; ++r) {
     const int end = rows->tile_keys[r] < common_first ? rows->tile_keys[r] : common_first;
     if (rows->tile_first[r] < end) {
-      AddValues<S, kFormat, 1>(blocks, cache, rows->tile_first[r], end, rows, r);
+      AddValues<S, kFormat, 1>(blocks, value_dim, rows->tile_first[r], end, rows, r);
     }
   }
   if (common_first < common) {
-    AddValues<S, kFormat, N>(blocks, cache, common_first, common, rows, 0);
+    AddValues<S, kFormat, N>(blocks, value_dim, common_first, common, rows, 0);
   }
   for (int r = 1; r < N; ++r) {
     if (rows->tile_keys[r] > common) {
-      AddValues<S, kFormat, 1>(blocks, cache, common, rows->tile_keys[r], rows, r);
+      AddValues<S, kFormat, 1>(blocks, value_dim, common, rows->tile_keys[r], rows, r);
     }
   }
 }

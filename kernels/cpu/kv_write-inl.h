@@ -24,8 +24,8 @@ FLOTILLA_INLINE typename S::I ToBf16(typename S::F x) {
   return S::ISelect(S::IsNan(x), S::IOr(high, S::ISet1(0x40)), rounded);
 }
 
-// Without a `v` it writes K only; so does WriteF32.
-template <class S>
+// Without V it writes K only; so does WriteF32.
+template <class S, bool kHasV>
 FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot,
                                std::byte* record) {
   std::byte* values = record + KvValueOffset(KvFormat::kBf16, dim) + slot / 2 * dim * 4;
@@ -36,7 +36,7 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot
     uint32_t* keys = reinterpret_cast<uint32_t*>(record) + d / 2 * kKvBlockTokens + slot;
     FLOTILLA_UNROLL
     for (int i = 0; i < 8; ++i) keys[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
-    if (v == nullptr) continue;
+    if constexpr (!kHasV) continue;
     // V: an even token is the low half of its words and clears the high one.
     const auto encoded = ToBf16<S>(S::Load(v + d));
     if (slot % 2 == 0) {
@@ -50,7 +50,7 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, int dim, int slot
 
 // Writes `count` tokens of one block. K of four tokens is transposed in registers, four dimensions
 // at a time. Single tokens, as in decode, are scattered.
-template <class S>
+template <class S, bool kHasV>
 FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, int count, int dim,
                               int slot, std::byte* record) {
   float* keys = reinterpret_cast<float*>(record) + slot;
@@ -74,15 +74,15 @@ FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, in
   for (; token < count; ++token) {
     for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens + token] = k[token * stride + d];
   }
-  for (int i = 0; v != nullptr && i < count; ++i) {
+  for (int i = 0; kHasV && i < count; ++i) {
     for (int d = 0; d < dim; d += 16) {
       S::Store(values + (slot + i) * dim + d, S::Load(v + i * stride + d));
     }
   }
 }
 
-template <class S>
-void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
+template <class S, bool kHasV>
+void KvWriteAs(const KvWriteArgs& args, int token_begin, int token_end) {
   const int dim = args.cache.dim;
   // Runs of tokens that share a block.
   for (int token = token_begin; token < token_end;) {
@@ -92,19 +92,27 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int count = token_end - token < room ? token_end - token : room;
     for (int head = 0; head < args.heads; ++head) {
       const float* k = args.k + token * args.token_stride + head * dim;
-      const bool has_v = args.cache.value_prefix == 0;
-      const float* v = has_v ? args.v + token * args.token_stride + head * dim : nullptr;
+      const float* v = kHasV ? args.v + token * args.token_stride + head * dim : nullptr;
       std::byte* record = KvRecord(args.cache, head, position);
       if (args.cache.format == KvFormat::kF32) {
-        WriteF32<S>(k, v, args.token_stride, count, dim, slot, record);
+        WriteF32<S, kHasV>(k, v, args.token_stride, count, dim, slot, record);
         continue;
       }
       for (int i = 0; i < count; ++i) {
-        WriteBf16<S>(k + i * args.token_stride, has_v ? v + i * args.token_stride : nullptr, dim,
-                     slot + i, record);
+        WriteBf16<S, kHasV>(k + i * args.token_stride, kHasV ? v + i * args.token_stride : nullptr,
+                            dim, slot + i, record);
       }
     }
     token += count;
+  }
+}
+
+template <class S>
+void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
+  if (args.cache.value_prefix > 0) {
+    KvWriteAs<S, false>(args, token_begin, token_end);
+  } else {
+    KvWriteAs<S, true>(args, token_begin, token_end);
   }
 }
 

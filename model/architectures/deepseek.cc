@@ -2,7 +2,6 @@
 // share (modeling_deepseek_v2.py and modeling_deepseek_v3.py of Hugging Face's transformers).
 // llama.cpp calls both deepseek2.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>

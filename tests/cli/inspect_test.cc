@@ -50,6 +50,17 @@ TEST(InspectTest, SaysWhatTheModelIs) {
   EXPECT_THAT(text, ::testing::ContainsRegex("blk.1.attn_output.weight .* MB  attention output"));
 }
 
+TEST(InspectTest, SaysWhatALatentModelIs) {
+  const auto file = model::OpenCheckpoint("tests/data/tiny/deepseek_v3_mla");
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::ostringstream out;
+  PrintCheckpoint(**file, out);
+  EXPECT_THAT(out.str(),
+              HasSubstr("deepseek_v3: 3 layers of 64, 4 query heads of 32, a latent of "
+                        "32 + 16, FFN of 160, 2 of 8 experts of 48, shared expert of 48, "
+                        "256 tokens, context 512"));
+}
+
 TEST(InspectTest, SaysWhyAModelCannotBeServed) {
   testing::GgufBuilder builder;
   builder.AddString("general.architecture", "b\x1b[2Jrt");

@@ -59,10 +59,15 @@ Workload MatMul(model::GgmlType format, bool integer, int rows, int columns, int
           2.0 * rows * columns * k, BitsPerWeight(format) / 8 * panels * kPanelColumns * k, make};
 }
 
-// Attention of one KV head's three query heads, `tokens` queries at the end of
-// `length` keys.
-Workload Attention(KvFormat format, int tokens, int length) {
-  constexpr int kHeads = 3;
+// One KV head and the query heads that share it.
+struct Heads {
+  int count = 3;
+  int dim = kHeadDim;
+  int value_prefix = 0;  // as in KvView
+};
+
+// Attention of one KV head's query heads, `tokens` queries at the end of `length` keys.
+Workload Attention(KvFormat format, int tokens, int length, const Heads& heads = {}) {
   const auto make = [=]() -> Call {
     struct State {
       std::vector<float> q, k, out;
@@ -72,16 +77,17 @@ Workload Attention(KvFormat format, int tokens, int length) {
     };
     testing::Random random(2);
     auto state = std::make_shared<State>();
-    state->q = random.Floats(static_cast<size_t>(tokens) * kHeads * kHeadDim);
-    state->k = random.Floats(static_cast<size_t>(length) * kHeadDim);
+    state->q = random.Floats(static_cast<size_t>(tokens) * heads.count * heads.dim);
+    state->k = random.Floats(static_cast<size_t>(length) * heads.dim);
     state->out.resize(state->q.size());
     const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t record = KvRecordBytes(format, kHeadDim);
+    const int64_t record = KvRecordBytes(format, heads.dim, heads.value_prefix);
     state->memory.resize(blocks * record + 64);
     for (int b = 0; b < blocks; ++b) state->table.push_back(b);
     const auto address = reinterpret_cast<uintptr_t>(state->memory.data());
     state->cache = {.format = format,
-                    .dim = kHeadDim,
+                    .dim = heads.dim,
+                    .value_prefix = heads.value_prefix,
                     .base = state->memory.data() + (64 - address % 64) % 64,
                     .block_stride = record,
                     .head_stride = record,
@@ -91,24 +97,28 @@ Workload Attention(KvFormat format, int tokens, int length) {
                    .heads = 1,
                    .k = state->k.data(),
                    .v = state->k.data(),
-                   .token_stride = kHeadDim},
+                   .token_stride = heads.dim},
                   0, length);
     return [=](const Ops& ops) {
       ops.paged_attention({.cache = state->cache,
                            .first_position = length - tokens,
-                           .heads = kHeads,
+                           .heads = heads.count,
                            .q = state->q.data(),
-                           .q_stride = kHeads * kHeadDim,
+                           .q_stride = heads.count * heads.dim,
                            .scale = 0.125f,
                            .out = state->out.data(),
-                           .out_stride = kHeads * kHeadDim},
+                           .out_stride = heads.count * heads.dim},
                           0, tokens);
     };
   };
   const double keys = length - (tokens - 1) / 2.0;
-  return {absl::StrCat("paged_attention/", format == KvFormat::kBf16 ? "bf16" : "fp32",
-                       "/tokens:", tokens, "/keys:", length),
-          4.0 * tokens * kHeads * kHeadDim * keys, 2.0 * KvElementBytes(format) * length * kHeadDim,
+  const int value_dim = heads.value_prefix > 0 ? heads.value_prefix : heads.dim;
+  return {absl::StrCat(heads.value_prefix > 0 ? "latent_attention/" : "paged_attention/",
+                       format == KvFormat::kBf16 ? "bf16" : "fp32", "/tokens:", tokens,
+                       "/keys:", length),
+          2.0 * tokens * heads.count * (heads.dim + value_dim) * keys,
+          static_cast<double>(KvRecordBytes(format, heads.dim, heads.value_prefix)) * length /
+              kKvBlockTokens,
           make};
 }
 
@@ -222,6 +232,9 @@ std::vector<Workload> Workloads() {
   for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
     all.push_back(Attention(format, 1, 600));
     all.push_back(Attention(format, 32, 600));
+    // Of DeepSeek V3, an eighth of its heads.
+    const Heads latent{.count = 16, .dim = 576, .value_prefix = 512};
+    all.push_back(Attention(format, 1, 600, latent));
     all.push_back(KvWrites(format));
   }
   for (Workload& workload : RowWorkloads()) all.push_back(std::move(workload));

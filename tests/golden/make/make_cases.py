@@ -55,14 +55,15 @@ OWN = {
 CHANGES = {
     "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     "gptj": {"rotary_dim": 16},
-    # YaRN, whose scale of scores counts, groups of experts, two shared experts, and norms of latents
-    # with another eps than the others. Widths are no multiples of 32.
+    # YaRN, whose scale of scores counts, groups of experts, two shared experts, biases, and norms of
+    # latents with another eps than the others. Widths are no multiples of 32.
     "deepseek_v2_mla": {
+        "attention_bias": True, "mlp_bias": True,
         "q_lora_rank": 40, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "v_head_dim": 20,
         "qk_head_dim": 40, "n_routed_experts": 8, "num_experts_per_tok": 3,
         "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 1.5, "n_shared_experts": 2, "moe_intermediate_size": 72,
-        "rms_norm_eps": 1e-5, "rope_parameters": {
+        "rms_norm_eps": 1e-3, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32,
             "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
             "original_max_position_embeddings": 64},
@@ -71,7 +72,7 @@ CHANGES = {
         "q_lora_rank": None, "kv_lora_rank": 80, "qk_nope_head_dim": 40, "v_head_dim": 36,
         "qk_head_dim": 56, "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 3,
         "topk_group": 2, "moe_intermediate_size": 72, "first_k_dense_replace": 2,
-        "rms_norm_eps": 1e-5, "rope_parameters": {
+        "rms_norm_eps": 1e-3, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32,
             "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
             "original_max_position_embeddings": 128},

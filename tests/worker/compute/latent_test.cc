@@ -84,9 +84,14 @@ class QuantisedHeadsTest : public ::testing::Test {
     std::ofstream(lists.path() + "/config.json") << config.dump();
     std::ofstream list(lists.path() + "/tensors.tsv");
     const std::vector<std::pair<std::string, std::string>> shapes = {
-        {"q_a_proj.weight", "32,96"},         {"q_a_layernorm.weight", "32"},
-        {"q_b_proj.weight", "288,32"},        {"kv_a_proj_with_mqa.weight", "80,96"},
-        {"kv_a_layernorm.weight", "64"},      {"kv_b_proj.weight", "384,64"},
+        {"q_a_proj.weight", "32,96"},
+        {"q_a_layernorm.weight", "32"},
+        {"q_a_proj.bias", "32"},
+        {"kv_a_proj_with_mqa.bias", "80"},
+        {"q_b_proj.weight", "288,32"},
+        {"kv_a_proj_with_mqa.weight", "80,96"},
+        {"kv_a_layernorm.weight", "64"},
+        {"kv_b_proj.weight", "384,64"},
         {"self_attn.o_proj.weight", "96,192"}};
     std::ifstream old(from + "/tensors.tsv");
     for (std::string line; std::getline(old, line);) {

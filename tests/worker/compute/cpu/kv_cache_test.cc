@@ -10,12 +10,11 @@ namespace {
 
 constexpr KvShape kShape{kernels::KvFormat::kF32, 3, 2, 32};
 
-TEST(KvCacheTest, RecordsOfABlockDoNotOverlapAndFillIt) {
-  auto cache = KvCache::Create(kShape, 4);
+void ExpectWholeBlocks(const KvShape& shape, int64_t record) {
+  auto cache = KvCache::Create(shape, 4);
   ASSERT_TRUE(cache.ok());
-  const int64_t record = kernels::KvRecordBytes(kShape.format, kShape.head_dim);
-  EXPECT_EQ(kShape.bytes_per_block(), 6 * record);
-  std::vector<int> owners(4 * kShape.bytes_per_block() / record);
+  EXPECT_EQ(shape.bytes_per_block(), 6 * record);
+  std::vector<int> owners(4 * shape.bytes_per_block() / record);
   const std::byte* base = cache->Layer(0).base;
   for (int layer = 0; layer < 3; ++layer) {
     const kernels::KvView view = cache->Layer(layer);
@@ -28,6 +27,19 @@ TEST(KvCacheTest, RecordsOfABlockDoNotOverlapAndFillIt) {
     }
   }
   EXPECT_EQ(owners, std::vector<int>(owners.size(), 1));
+}
+
+TEST(KvCacheTest, RecordsOfABlockDoNotOverlapAndFillIt) {
+  ExpectWholeBlocks(kShape, 2 * 32 * 16 * 4);
+}
+
+// Two bytes for each of 576 numbers of a token, whatever V is.
+TEST(KvCacheTest, APrefixOfKHasNoMemoryOfItsOwn) {
+  KvShape shape = kShape;
+  shape.format = kernels::KvFormat::kBf16;
+  shape.head_dim = 576;
+  shape.value_prefix = 512;
+  ExpectWholeBlocks(shape, 576 * 16 * 2);
 }
 
 TEST(KvCacheTest, CopiesAndPoisonsWholeBlocksOnly) {
