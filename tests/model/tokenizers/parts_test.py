@@ -8,10 +8,10 @@ import struct
 import unicodedata
 
 import pytest
-from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+from tokenizers import (Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors,
                         trainers)
 
-from comparison import ADDED, MARK, TRAINED_ON, expect_the_same
+from comparison import ADDED, MARK, TRAINED_ON, ask, expect_the_same
 
 
 def darts(mapping):
@@ -262,3 +262,24 @@ def test_added_tokens(make, name, tmp_path):
     tokenizer = make(name)
     tokenizer.add_tokens(ADDED)
     expect_the_same(tokenizer, tmp_path, name, added=True)
+
+
+TEMPLATE = processors.TemplateProcessing(single="[CLS] $A [SEP] [SEP]", pair="$A $B",
+                                         special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+PROCESSORS = {
+    "template": TEMPLATE,
+    "bert": processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
+    "roberta": processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)),
+    "bytes": processors.ByteLevel(),
+    "sequence": processors.Sequence([processors.ByteLevel(), TEMPLATE]),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_post_processors(name, tmp_path):
+    tokenizer = word_piece("bert, uncased")
+    tokenizer.post_processor = PROCESSORS[name]
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = ["This License applies.", ""]
+    expected = [tokenizer.encode(text).ids for text in texts]
+    assert ask(tmp_path, [{"text": text, "around": True} for text in texts]) == expected

@@ -1,7 +1,9 @@
 // Encodes and decodes with the tokenizer of a file, for tests in Python:
 //   tokenizer_tool PATH     a GGUF file, or a folder with tokenizer.json or tokenizer.model
 // It reads a JSON object of a line and answers with one:
-//   {"text": ..., "special": false}  the ids of the text; special: control tokens count in it
+//   {"text": ..., "special": false, "around": false}
+//                                    the ids of the text; special: control tokens count in it;
+//                                    around: with those that go in front of and behind a text
 //   {"ids": [...]}                   {"text": the whole, "streamed": the same as it comes}
 //   {"time": ...}                    {"seconds": how long the text takes, "tokens": how many}
 #include <chrono>
@@ -55,9 +57,9 @@ nlohmann::json Time(const Tokenizer& tokenizer, const std::string& text) {
 nlohmann::json Answer(const Tokenizer& tokenizer, const nlohmann::json& question) {
   if (question.contains("time")) return Time(tokenizer, question["time"].get<std::string>());
   if (question.contains("text")) {
-    const auto ids =
-        tokenizer.Encode(question["text"].get<std::string>(),
-                         {.parse_special = question.value("special", false), .add_special = false});
+    const auto ids = tokenizer.Encode(question["text"].get<std::string>(),
+                                      {.parse_special = question.value("special", false),
+                                       .add_special = question.value("around", false)});
     if (!ids.ok()) return {{"error", std::string(ids.status().message())}};
     return *ids;
   }
