@@ -33,18 +33,21 @@ class Unigram final : public PieceModel {
   }
 
   void Encode(std::string_view piece, std::vector<TokenId>& out) const override {
-    // best[i]: the best way to cut piece[0, i).
+    // best[i]: the last token of the best way to cut piece[0, i); sums[i % kWindow]: its score. No
+    // token is as long as the window.
     std::vector<Best> best(piece.size() + 1);
-    best[0].bytes = 0;
+    std::array<Score, kWindow> sums;
+    sums[0] = 0;
     for (size_t at = 0, next; at < piece.size(); at = next) {
       next = at + ReadUtf8(piece, at).bytes;
-      const Score till_here = best[at].score;
+      const Score till_here = sums[at % kWindow];
       bool known = false;
       const auto offer = [&](size_t bytes, TokenId id, Score score) {
         Best& there = best[at + bytes];
         const Score sum = score + till_here;
-        if (there.bytes != Best::kNone && !(sum > there.score)) return;
-        there = {sum, static_cast<uint32_t>(bytes), id};
+        if (there.bytes != 0 && !(sum > sums[(at + bytes) % kWindow])) return;
+        sums[(at + bytes) % kWindow] = sum;
+        there = {static_cast<uint32_t>(bytes), id};
       };
       trie_.ForEachPrefix(piece.substr(at), [&](size_t bytes, TokenId id) {
         offer(bytes, id, scores_[static_cast<size_t>(id)]);
@@ -73,10 +76,9 @@ class Unigram final : public PieceModel {
 
  private:
   static constexpr TokenId kForeign = -1;
+  static constexpr size_t kWindow = 2 * kMostTokenBytes;
   struct Best {
-    static constexpr uint32_t kNone = UINT32_MAX;
-    Score score = 0;
-    uint32_t bytes = kNone;  // of the last token
+    uint32_t bytes = 0;  // 0: there is no way yet
     TokenId id = kForeign;
   };
 

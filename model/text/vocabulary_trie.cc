@@ -9,10 +9,7 @@
 namespace flotilla::model {
 namespace {
 
-// A look-up walks at most the longest token. Published ones have less than 100 bytes, and all
-// tokens of the largest vocabulary 3 MB.
-constexpr size_t kMostTokenBytes = 512;
-constexpr size_t kMostBytes = 16 << 20;
+constexpr size_t kMostBytes = 16 << 20;  // those of the largest published vocabulary have 3 MB
 
 }  // namespace
 
