@@ -101,7 +101,8 @@ absl::StatusOr<TokenText> TokenText::Create(std::span<const TextStep> steps) {
 
 std::string TokenText::Of(std::string_view token, bool first) const {
   std::string text(token);
-  for (const auto& [step, pattern] : steps_) {
+  for (const Step& by : steps_) {
+    const TextStep& step = by.step;
     switch (step.kind) {
       case Kind::kByteLevel: {
         std::string bytes;
@@ -116,8 +117,8 @@ std::string TokenText::Of(std::string_view token, bool first) const {
       case Kind::kReplace: {
         if (FindInvalidUtf8(text) != std::string::npos) break;
         std::string out;
-        const auto all =
-            pattern->Split(text, [&](std::string_view part, bool matches) -> absl::StatusOr<bool> {
+        const auto all = by.pattern->Split(
+            text, [&](std::string_view part, bool matches) -> absl::StatusOr<bool> {
               out += matches ? std::string_view(step.text) : part;
               return true;
             });

@@ -183,6 +183,13 @@ TEST(PieceModels, FindTheBestTokens) {
   IncrementalDetokenizer goes_on(&*unigram);  // a completion does not begin a text
   EXPECT_EQ(goes_on.Push(3), " a");
 
+  // An unknown character costs 10 more than the worst token: "_ab" has -3, "_a" and "b" 5 - 13.
+  TokenizerBundle dear = Pieces("t5");
+  dear.tokens[4] = dear.tokens[7] = dear.tokens[8] = dear.tokens[9] = "zz";
+  dear.scores = {0, 0, 0, 5, -2, -3, 5, -2, -2, -2};
+  dear.tokens[5] = kMark + "ab";
+  EXPECT_THAT(*Tokenizer::Create(dear)->Encode("ab"), ElementsAre(5));
+
   const auto word_piece = Tokenizer::Create(Pieces("bert"));
   ASSERT_TRUE(word_piece.ok()) << word_piece.status();
   EXPECT_THAT(*word_piece->Encode("abab a b ac aabb"), ElementsAre(5, 8, 6, 4, 0, 6, 8, 7));

@@ -121,7 +121,8 @@ def unigram(name):
     normalizer, pre_tokenizer, decoder, byte_fallback = UNIGRAM[name]
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizer()
-    tokenizer.pre_tokenizer = pre_tokenizer() if name != "bytes" else metaspace()
+    # Tokens that cross the borders of pieces show where these are.
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit() if name == "words" else metaspace()
     special = ["<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] * byte_fallback
     tokenizer.train(TRAINED_ON, trainers.UnigramTrainer(
         vocab_size=1200, show_progress=False, special_tokens=special, unk_token="<unk>"))
@@ -160,11 +161,12 @@ def word_piece(name):
     normalizer, pre_tokenizer, decoder = WORD_PIECE[name]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
     tokenizer.normalizer = normalizer()
-    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoder()
     tokenizer.train(TRAINED_ON, trainers.WordPieceTrainer(
-        vocab_size=2000, show_progress=False,
+        vocab_size=3000, show_progress=False,
         special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    tokenizer.pre_tokenizer = pre_tokenizer()
     return tokenizer
 
 
@@ -205,10 +207,11 @@ def byte_level(name):
     tokenizer = Tokenizer(models.BPE())
     if normalizer() is not None:
         tokenizer.normalizer = normalizer()
-    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train(TRAINED_ON, trainers.BpeTrainer(
-        vocab_size=1000, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        vocab_size=1500, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.pre_tokenizer = pre_tokenizer()
     return tokenizer
 
 
