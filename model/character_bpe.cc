@@ -41,6 +41,7 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
   bpe.bytes_ = vocabulary.bytes;
   bpe.has_bytes_ = std::ranges::all_of(bpe.bytes_, [](TokenId id) { return id >= 0; });
   bpe.unknown_ = vocabulary.unknown;
+  bpe.fuses_unknown_ = vocabulary.fuses_unknown;
   bpe.by_text_.reserve(vocabulary.texts.size());
   for (size_t id = 0; id < vocabulary.texts.size(); ++id) {
     const std::string_view text = vocabulary.texts[id];
@@ -105,7 +106,7 @@ absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
 // The rank of a token is the number of those with a higher score.
 void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
   const auto score = [&](TokenId id) {
-    return vocabulary.scores.empty() ? 0 : vocabulary.scores[static_cast<size_t>(id)];
+    return vocabulary.scores.empty() ? 0.0 : vocabulary.scores[static_cast<size_t>(id)];
   };
   std::vector<std::pair<TokenId, std::string_view>> tokens;
   for (const auto& [text, id] : by_text_) tokens.emplace_back(id, text);
@@ -179,7 +180,7 @@ void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& 
 void CharacterBpe::AppendBytes(std::string_view character, std::vector<TokenId>& out) const {
   if (has_bytes_) {
     for (const char c : character) out.push_back(bytes_[static_cast<uint8_t>(c)]);
-  } else if (unknown_ >= 0 && (out.empty() || out.back() != unknown_)) {
+  } else if (unknown_ >= 0 && (!fuses_unknown_ || out.empty() || out.back() != unknown_)) {
     out.push_back(unknown_);
   }
 }

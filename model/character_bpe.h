@@ -35,7 +35,8 @@ class CharacterBpe {
     // The rules "left right" as the file writes them, the first one goes first. Without rules the
     // neighbours merge whose token has the highest score.
     std::span<const std::string> merges;
-    std::span<const float> scores;  // [texts], or empty: all are alike
+    std::span<const double> scores;  // [texts], or empty: all are alike
+    bool fuses_unknown = true;       // unknown characters that follow each other are one token
   };
   // INVALID_ARGUMENT: a rule names a token that does not exist.
   static absl::StatusOr<CharacterBpe> Create(const Vocabulary& vocabulary);
@@ -68,6 +69,7 @@ class CharacterBpe {
   std::array<TokenId, 256> bytes_{};
   bool has_bytes_ = false;  // all of them
   TokenId unknown_ = -1;
+  bool fuses_unknown_ = true;
   BpeMerges merges_;
   bool cuts_at_spaces_ = true;  // no token has a space behind another character
 };

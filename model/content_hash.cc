@@ -2,6 +2,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -39,6 +40,23 @@ class Hasher {
     Add(packed);
   }
 
+  void AddSteps(const TextSteps& steps) {
+    for (const std::vector<TextStep>* part :
+         {&steps.normalizer, &steps.pre_tokenizer, &steps.decoder}) {
+      AddNumber(static_cast<uint32_t>(part->size()));
+      for (const TextStep& step : *part) {
+        AddNumber(static_cast<uint32_t>(step.kind));
+        AddNumber(step.flags);
+        AddNumber(static_cast<uint32_t>(step.behavior));
+        Add(step.pattern);
+        Add(step.text);
+        AddNumber(step.start);
+        AddNumber(step.stop);
+      }
+    }
+  }
+  void AddNumber(uint32_t number) { Add(Bytes(number)); }
+
   uint64_t Finish() const { return XXH64_digest(state_.get()); }
 
  private:
@@ -65,7 +83,10 @@ uint64_t TokenizerHash(const TokenizerBundle& tokenizer) {
   hasher.AddStrings(tokenizer.tokens);
   hasher.Add(bytes_of(kinds));
   hasher.AddStrings(tokenizer.merges);
-  hasher.Add(bytes_of(tokenizer.scores));
+  // Files have scores in single precision but for those of a few tokenizer.json.
+  const std::vector<float> floats(tokenizer.scores.begin(), tokenizer.scores.end());
+  const bool exact = std::ranges::equal(floats, tokenizer.scores);
+  hasher.Add(exact ? bytes_of(floats) : bytes_of(tokenizer.scores));
   for (const TokenId id : {tokenizer.bos, tokenizer.eos, tokenizer.eot, tokenizer.eom}) {
     hasher.AddId(id);
   }
@@ -83,6 +104,16 @@ uint64_t TokenizerHash(const TokenizerBundle& tokenizer) {
     }
   }
   hasher.Add(tokenizer.chat_template.value_or(""));
+  if (tokenizer.steps.has_value()) hasher.AddSteps(*tokenizer.steps);
+  if (!tokenizer.prefix.empty() || !tokenizer.suffix.empty()) {
+    hasher.Add(bytes_of(tokenizer.prefix));
+    hasher.Add(bytes_of(tokenizer.suffix));
+  }
+  if (!tokenizer.fuses_unknown) hasher.AddFlag(tokenizer.fuses_unknown);
+  if (tokenizer.kind == "bert") {
+    hasher.Add(tokenizer.word_prefix);
+    hasher.AddNumber(tokenizer.max_word_characters);
+  }
   return hasher.Finish();
 }
 

@@ -13,10 +13,11 @@ std::string IncrementalDetokenizer::Push(TokenId id) {
   if (tokenizer_->IsSpecial(id)) {
     out = Flush();
     if (skip_special_) return out;
-    begins_text_ = false;
+    is_first_ = begins_text_ = false;
     return out += tokenizer_->TokenBytes(id);
   }
-  std::string_view own = tokenizer_->TokenBytes(id);
+  std::string_view own = std::exchange(is_first_, false) ? tokenizer_->FirstTokenBytes(id)
+                                                         : tokenizer_->TokenBytes(id);
   if (!own.empty() && std::exchange(begins_text_, false) && own[0] == ' ' &&
       tokenizer_->strips_first_space()) {
     own.remove_prefix(1);

@@ -20,7 +20,10 @@ class IncrementalDetokenizer {
   // themselves and not the end of one, so that what Tokenizer::strips_first_space says counts.
   explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true,
                                   bool begins_text = false)
-      : tokenizer_(tokenizer), skip_special_(skip_special), begins_text_(begins_text) {}
+      : tokenizer_(tokenizer),
+        skip_special_(skip_special),
+        is_first_(begins_text),
+        begins_text_(begins_text) {}
 
   // Returns the text that became certain with this token. It is always whole characters,
   // with U+FFFD for each maximal part that can no longer become one. Ids outside the
@@ -33,7 +36,8 @@ class IncrementalDetokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
-  bool begins_text_;  // and nothing has come yet
+  bool is_first_;     // no token of the text has come yet
+  bool begins_text_;  // and no byte
   std::string held_;  // beginning of a character, 0..3 bytes
 };
 

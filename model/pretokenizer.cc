@@ -1,28 +1,21 @@
 #include "model/pretokenizer.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-#include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
-#include <unicode/uchar.h>
-#include <unicode/unistr.h>
 
 #include <algorithm>
 #include <iterator>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_split.h"
 #include "common/types/text.h"
+#include "model/text/pattern.h"
+#include "model/text/unicode_form.h"
 #include "model/utf8.h"
 
 namespace flotilla::model {
 
-// PCRE2's \s also matches U+180E, but the \s of the reference tokenizers does not, so white
-// space is spelled out.
-#define WS \
-  R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
+#define WS FLOTILLA_WHITE_SPACE
 #define CONTRACTION R"((?:'s|'t|'re|'ve|'m|'ll|'d))"
 
 struct Pretokenizer::Row {
@@ -103,122 +96,7 @@ constexpr std::string_view kDeepSeek3 =
 constexpr std::string_view kChineseAndKorean =
     "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+";
 
-// Backtracking steps for one piece. Our patterns need a few per character, so
-// this serves pieces of megabytes and still ends.
-constexpr uint32_t kMatchLimit = 50'000'000;
-
 constexpr size_t kMostPatterns = 16;
-
-std::string Shown(std::string_view text) {
-  return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, 80))), "'");
-}
-
-// The pattern of a tokenizer.json, which Oniguruma or Rust's regex would read, for PCRE2. \s and \S
-// are spelled out, because PCRE2's differ; what else differs is refused.
-absl::StatusOr<std::string> TranslatePattern(std::string_view pattern) {
-  constexpr std::string_view kSame = "pPdDrntf";  // with the same meaning everywhere
-  std::string out;
-  bool in_class = false;
-  for (size_t at = 0; at < pattern.size(); ++at) {
-    const char c = pattern[at];
-    if (c != '\\') {
-      if (c == '[' && in_class) {
-        return Unimplemented("the pattern ", Shown(pattern), " has a class in a class");
-      }
-      in_class = c == '[' || (in_class && c != ']');
-      out += c;
-      continue;
-    }
-    if (++at == pattern.size()) {
-      return InvalidArgument("the pattern ", Shown(pattern), " ends with a backslash");
-    }
-    const char next = pattern[at];
-    const bool letter = (next >= 'a' && next <= 'z') || (next >= 'A' && next <= 'Z');
-    if (next == 's') {
-      out += in_class ? WS : "[" WS "]";
-    } else if (next == 'S' && !in_class) {
-      out += "[^" WS "]";
-    } else if ((letter && kSame.find(next) == std::string_view::npos) ||
-               (next >= '0' && next <= '9')) {
-      return Unimplemented("the pattern ", Shown(pattern), " has \\", std::string_view(&next, 1));
-    } else {
-      out += c;
-      out += next;
-    }
-  }
-  return out;
-}
-
-// The longest run of characters that normalisation may reorder and that any script needs. ICU sorts
-// such characters by insertion, and 400 KB of accents above and below took it a minute.
-constexpr size_t kLongRun = 64;
-
-struct Mark {
-  UChar32 character;
-  uint8_t order;  // the character's combining class; 0: it stays where it is
-};
-
-// Appends `run` decomposed and in canonical order. NFC gives the same result for it as for
-// `run`.
-void AppendOrdered(const icu::Normalizer2& nfc, std::string_view run, std::string& out) {
-  std::vector<Mark> marks;
-  const auto add = [&](UChar32 c) { marks.push_back({c, u_getCombiningClass(c)}); };
-  icu::UnicodeString parts;
-  for (size_t at = 0; at < run.size();) {
-    const Utf8Part part = ReadUtf8(run, at);
-    at += part.bytes;
-    const auto character = static_cast<UChar32>(part.code_point);
-    if (nfc.getDecomposition(character, parts)) {
-      for (int32_t i = 0; i < parts.length(); i = parts.moveIndex32(i, 1)) add(parts.char32At(i));
-    } else {
-      add(character);
-    }
-  }
-  const auto stays = [](const Mark& mark) { return mark.order == 0; };
-  for (auto begin = marks.begin(); begin != marks.end();) {
-    const auto end = std::find_if(begin, marks.end(), stays);
-    std::stable_sort(begin, end, [](const Mark& a, const Mark& b) { return a.order < b.order; });
-    begin = std::find_if_not(end, marks.end(), stays);
-  }
-  icu::UnicodeString ordered;
-  for (const Mark& mark : marks) ordered.append(mark.character);
-  ordered.toUTF8String(out);
-}
-
-// Returns `text` with its long runs in canonical order. If there are long runs, `kept` holds
-// the result.
-std::string_view OrderLongRuns(const icu::Normalizer2& nfc, std::string_view text,
-                               std::string& kept) {
-  size_t copied = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t begin = at;
-    size_t characters = 0;
-    while (at < text.size() && static_cast<uint8_t>(text[at]) >= 0x80) {
-      const Utf8Part part = ReadUtf8(text, at);
-      if (nfc.hasBoundaryBefore(static_cast<UChar32>(part.code_point))) break;
-      at += part.bytes;
-      ++characters;
-    }
-    if (characters > kLongRun) {
-      kept += text.substr(copied, begin - copied);
-      AppendOrdered(nfc, text.substr(begin, at - begin), kept);
-      copied = at;
-    }
-    if (at < text.size()) at += ReadUtf8(text, at).bytes;
-  }
-  if (copied == 0) return text;
-  return kept += text.substr(copied);
-}
-
-struct FreeMatchData {
-  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-};
-struct FreeMatchContext {
-  void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
-};
-struct FreeCode {
-  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-};
 
 }  // namespace
 
@@ -247,33 +125,6 @@ const Pretokenizer::Row Pretokenizer::kRows[] = {
                   "\\p{N}+"}},
 };
 
-struct Pretokenizer::Regex {
-  std::unique_ptr<pcre2_code, FreeCode> code;
-  std::unique_ptr<pcre2_match_context, FreeMatchContext> limits;
-
-  // The error of PCRE2, 0 if there is none, and where.
-  static std::pair<int, size_t> Compile(std::string_view pattern,
-                                        std::unique_ptr<const Regex>& out) {
-    int error = 0;
-    PCRE2_SIZE error_offset = 0;
-    auto regex = std::make_unique<Regex>();
-    regex->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                                    PCRE2_UTF | PCRE2_UCP, &error, &error_offset, nullptr));
-    if (regex->code == nullptr) return {error, error_offset};
-    // Without JIT support PCRE2 uses its interpreter, at a third of the speed.
-    pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
-    regex->limits.reset(pcre2_match_context_create(nullptr));
-    pcre2_set_match_limit(regex->limits.get(), kMatchLimit);
-    out = std::move(regex);
-    return {0, 0};
-  }
-};
-
-Pretokenizer::Pretokenizer() = default;
-Pretokenizer::Pretokenizer(Pretokenizer&&) = default;
-Pretokenizer& Pretokenizer::operator=(Pretokenizer&&) = default;
-Pretokenizer::~Pretokenizer() = default;
-
 absl::StatusOr<Pretokenizer> Pretokenizer::Create(const TokenizerBundle& bundle) {
   Pretokenizer result;
   if (!bundle.split_patterns.empty()) {
@@ -282,12 +133,9 @@ absl::StatusOr<Pretokenizer> Pretokenizer::Create(const TokenizerBundle& bundle)
                            kMostPatterns);
     }
     for (const std::string& pattern : bundle.split_patterns) {
-      const auto translated = TranslatePattern(pattern);
-      if (!translated.ok()) return translated.status();
-      const auto [error, at] = Regex::Compile(*translated, result.stages_.emplace_back());
-      if (error == 0) continue;
-      return InvalidArgument("the pattern ", Shown(pattern), " is no regular expression (PCRE2 ",
-                             error, " at ", at, ")");
+      auto made = Pattern::Regex(pattern);
+      if (!made.ok()) return made.status();
+      result.stages_.push_back(*std::move(made));
     }
     result.ignores_merges_ = bundle.ignores_merges;
     result.nfc_ = bundle.nfc;
@@ -301,10 +149,9 @@ absl::StatusOr<Pretokenizer> Pretokenizer::Create(const TokenizerBundle& bundle)
       known += Cat(known.empty() ? "" : ", ", std::string_view(name.data(), name.size()));
       if (pre != std::string_view(name.data(), name.size())) continue;
       for (const std::string_view pattern : row.patterns) {
-        const auto [error, at] = Regex::Compile(pattern, result.stages_.emplace_back());
-        if (error != 0) {
-          return absl::InternalError(Cat("pattern of ", pre, ": PCRE2 error ", error, " at ", at));
-        }
+        auto made = Pattern::Pcre2(pattern);
+        if (!made.ok()) return absl::InternalError(made.status().message());
+        result.stages_.push_back(*std::move(made));
       }
       result.ignores_merges_ = row.ignores_merges;
       result.adds_bos_ = row.adds_bos;
@@ -323,43 +170,13 @@ absl::Status Pretokenizer::Split(std::string_view text,
 
 absl::StatusOr<bool> Pretokenizer::SplitBy(size_t stage, std::string_view text,
                                            absl::FunctionRef<bool(std::string_view)> piece) const {
-  const Regex& regex = *stages_[stage];
-  const auto take = [&](std::string_view part) -> absl::StatusOr<bool> {
+  return stages_[stage].Split(text, [&](std::string_view part, bool) -> absl::StatusOr<bool> {
     return stage + 1 == stages_.size() ? piece(part) : SplitBy(stage + 1, part, piece);
-  };
-  const std::unique_ptr<pcre2_match_data, FreeMatchData> match(pcre2_match_data_create(1, nullptr));
-  const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
-  for (size_t at = 0; at < text.size();) {
-    const int matched =
-        pcre2_match(regex.code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
-                    PCRE2_NO_UTF_CHECK, match.get(), regex.limits.get());
-    if (matched == PCRE2_ERROR_NOMATCH) return take(text.substr(at));
-    if (matched < 0 || range[1] <= at) {
-      return ResourceExhausted("splitting the text stopped at byte ", at, " (PCRE2 ", matched, ")");
-    }
-    if (range[0] > at) {
-      const auto more = take(text.substr(at, range[0] - at));
-      if (!more.ok() || !*more) return more;
-    }
-    const auto more = take(text.substr(range[0], range[1] - range[0]));
-    if (!more.ok() || !*more) return more;
-    at = range[1];
-  }
-  return true;
+  });
 }
 
 std::string Pretokenizer::Normalize(std::string_view text) const {
-  std::string out;
-  UErrorCode error = U_ZERO_ERROR;
-  if (const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
-      nfc_ && U_SUCCESS(error)) {
-    std::string kept;
-    text = OrderLongRuns(*nfc, text, kept);
-    icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
-    nfc->normalizeUTF8(0, {text.data(), static_cast<int32_t>(text.size())}, sink, nullptr, error);
-    if (U_SUCCESS(error)) return out;
-  }
-  return std::string(text);
+  return nfc_ ? InForm(UnicodeForm::kNfc, text) : std::string(text);
 }
 
 size_t Pretokenizer::NormalizationCut(std::string_view text, size_t at) const {

@@ -5,7 +5,6 @@
 // may split at once.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/types/tokenizer_bundle.h"
+#include "model/text/pattern.h"
 
 namespace flotilla::model {
 
@@ -23,10 +23,6 @@ class Pretokenizer {
   // name is not in the table; or naming what an expression has that is not known to mean the same
   // here. InvalidArgument if an expression is none.
   static absl::StatusOr<Pretokenizer> Create(const TokenizerBundle& bundle);
-
-  Pretokenizer(Pretokenizer&&);
-  Pretokenizer& operator=(Pretokenizer&&);
-  ~Pretokenizer();
 
   // Calls `piece` with consecutive parts of `text`, which must be valid UTF-8, until it
   // returns false. Does not look at the text after that part, but for expressions that come first.
@@ -50,16 +46,15 @@ class Pretokenizer {
 
  private:
   struct Row;
-  struct Regex;
   static const Row kRows[];
 
-  Pretokenizer();
+  Pretokenizer() = default;
 
   // Splits by the expressions from number `stage` on. False: `piece` wants no more.
   absl::StatusOr<bool> SplitBy(size_t stage, std::string_view text,
                                absl::FunctionRef<bool(std::string_view)> piece) const;
 
-  std::vector<std::unique_ptr<const Regex>> stages_;
+  std::vector<Pattern> stages_;
   bool ignores_merges_ = false, adds_bos_ = false, nfc_ = false;
 };
 

@@ -10,6 +10,7 @@
 
 #include "model/characters.h"
 #include "model/detokenizer.h"
+#include "model/text/byte_level.h"
 #include "model/utf8.h"
 
 namespace flotilla::model {
@@ -20,48 +21,7 @@ constexpr uint64_t kMaxVocab = 1 << 20;
 // have at most 100 bytes.
 constexpr size_t kMaxAddedBytes = 256;
 
-// GPT-2's byte-level alphabet, inverted: code point -> byte, -1 elsewhere. Code points of
-// printable bytes stand for these bytes; U+0100 and up stand for the other 68 bytes.
-constexpr std::array<int16_t, 0x144> kByteOfCodePoint = [] {
-  std::array<int16_t, 0x144> table{};
-  table.fill(-1);
-  int next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable =
-        (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-    table[printable ? byte : next++] = static_cast<int16_t>(byte);
-  }
-  return table;
-}();
-
-// Appends the bytes that `text` means in the byte-level alphabet; false (and
-// nothing appended) if a character is not of that alphabet.
-template <typename Bytes>
-bool AppendByteLevel(std::string_view text, Bytes& out) {
-  const size_t begin = out.size();
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Part part = ReadUtf8(text, at);
-    if (part.kind != Utf8Part::Kind::kCharacter || part.code_point >= kByteOfCodePoint.size() ||
-        kByteOfCodePoint[part.code_point] < 0) {
-      out.resize(begin);
-      return false;
-    }
-    out.push_back(static_cast<char>(kByteOfCodePoint[part.code_point]));
-    at += part.bytes;
-  }
-  return true;
-}
-
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // as CharacterBpe reads it
-
-// The byte that a token like <0x0A> stands for.
-std::optional<uint8_t> ByteOf(std::string_view token) {
-  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
-  unsigned value = 0;
-  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, value, 16);
-  if (error != std::errc() || end != token.data() + 5) return std::nullopt;
-  return static_cast<uint8_t>(value);
-}
 
 // The last character before `at`, which is not 0; the text is UTF-8.
 uint32_t CharacterBefore(std::string_view text, size_t at) {
@@ -82,38 +42,75 @@ struct Tokenizer::Run {
 };
 
 absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
-  const bool characters = bundle.kind == "llama";
-  if (bundle.kind != "gpt2" && !characters) {
+  const bool characters = bundle.kind == "llama", byte_level = bundle.kind == "gpt2";
+  if (!byte_level && !characters && bundle.kind != "t5" && bundle.kind != "bert") {
     return Unimplemented("tokenizer model '", bundle.kind.substr(0, 64),
-                         "' is not supported; supported: gpt2, llama");
+                         "' is not supported; supported: bert, gpt2, llama, t5");
   }
   Tokenizer tokenizer;
-  if (!characters) {
+  tokenizer.byte_level_ = byte_level;
+  if (bundle.steps.has_value()) {
+    auto pipeline = TextPipeline::Create(*bundle.steps);
+    if (!pipeline.ok()) return pipeline.status();
+    tokenizer.pipeline_ = *std::move(pipeline);
+    tokenizer.ignores_merges_ = bundle.ignores_merges;
+  } else if (byte_level) {
     auto pretokenizer = Pretokenizer::Create(bundle);
     if (!pretokenizer.ok()) return pretokenizer.status();
     tokenizer.pretokenizer_ = *std::move(pretokenizer);
+    tokenizer.ignores_merges_ = tokenizer.pretokenizer_->ignores_merges();
+  } else if (!characters) {
+    return InvalidArgument("tokenizer model '", bundle.kind, "' has no steps");
+  }
+  for (const AddedTokenRule& rule : bundle.added_rules) {
+    tokenizer.added_rules_.emplace(rule.id, rule);
   }
   absl::Status status = tokenizer.ReadTokens(bundle);
   if (status.ok()) {
-    status = characters ? tokenizer.MakeCharacterBpe(bundle) : tokenizer.ReadMerges(bundle);
+    status = characters   ? tokenizer.MakeCharacterBpe(bundle)
+             : byte_level ? tokenizer.ReadMerges(bundle)
+                          : tokenizer.MakePieceModel(bundle);
   }
   if (!status.ok()) return status;
   tokenizer.ReadSpecials(bundle);
-  if (!characters) tokenizer.MarkWholePieces();
+  if (byte_level) tokenizer.MarkWholePieces();
   return tokenizer;
 }
 
 bool Tokenizer::AppendBytes(std::string_view token, TokenKind kind) {
-  if (!pretokenizer_.has_value()) {
+  if (!byte_level_) {
     const bool plain = kind == Kind::kNormal || kind == Kind::kUserDefined || kind == Kind::kUnused;
     const std::string text = plain ? WithSpaces(token) : std::string(token);
     bytes_.insert(bytes_.end(), text.begin(), text.end());
     // Spaces are no part of added tokens: a token that has some is one of many characters.
     return kind == Kind::kNormal || (kind == Kind::kUserDefined && text != token);
   }
-  if (kind == Kind::kNormal && AppendByteLevel(token, bytes_)) return true;
-  bytes_.insert(bytes_.end(), token.begin(), token.end());
-  return false;
+  std::string bytes;
+  const bool merged = kind == Kind::kNormal && AppendByteLevel(token, bytes);
+  if (!merged) bytes = token;
+  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  return merged;
+}
+
+absl::StatusOr<std::vector<std::string>> Tokenizer::ReadTexts(const TokenizerBundle& bundle) {
+  std::vector<std::string> texts;
+  if (!pipeline_.has_value() || byte_level_) return texts;
+  size_t most = 64 << 20;  // bytes; decoders of files add a space at most
+  for (const std::string& token : bundle.tokens) most += 4 * token.size();
+  const TokenText& decoder = pipeline_->token_text();
+  size_t total = 0;
+  for (size_t i = 0; i < bundle.tokens.size(); ++i) {
+    const bool special = bundle.kinds[i] == Kind::kControl || bundle.kinds[i] == Kind::kUnknown;
+    texts.push_back(special ? bundle.tokens[i] : decoder.Of(bundle.tokens[i], /*first=*/false));
+    total += texts.back().size();
+    if (decoder.first_differs() && !special) {
+      std::string first = decoder.Of(bundle.tokens[i], /*first=*/true);
+      total += first.size();
+      if (first != texts.back()) first_bytes_.emplace(static_cast<TokenId>(i), std::move(first));
+    }
+    if (total > most) return InvalidArgument("tokenizer: the decoder makes the tokens too large");
+  }
+  return texts;
 }
 
 absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
@@ -122,8 +119,10 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
     return InvalidArgument("tokenizer: ", count, " tokens and ", bundle.kinds.size(),
                            " token types (wanted: as many, 1..", kMaxVocab, ")");
   }
+  const auto texts = ReadTexts(bundle);
+  if (!texts.ok()) return texts.status();
   size_t total = 0;
-  for (const std::string& token : bundle.tokens) total += token.size();
+  for (const std::string& token : texts->empty() ? bundle.tokens : *texts) total += token.size();
   if (total > UINT32_MAX) return InvalidArgument("tokenizer: the tokens are too large");
   bytes_.reserve(total);  // never grows again, so views into it stay valid
   offsets_.reserve(count + 1);
@@ -135,35 +134,41 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
     const std::string_view token = bundle.tokens[i];
     const Kind kind = bundle.kinds[i];
     const std::optional<uint8_t> byte = ByteOf(token);
-    if (kind == Kind::kByte && (pretokenizer_.has_value() || !byte.has_value())) {
-      return InvalidArgument(
-          "tokenizer: token ", i, " stands for a byte, which ",
-          pretokenizer_.has_value() ? "gpt2 does not have" : "is not written as <0xHH>");
+    if (kind == Kind::kByte && (byte_level_ || !byte.has_value())) {
+      return InvalidArgument("tokenizer: token ", i, " stands for a byte, which ",
+                             byte_level_ ? "gpt2 does not have" : "is not written as <0xHH>");
     }
     kinds_.push_back(kind);
     const auto id = static_cast<TokenId>(i);
-    const bool merged = kind != Kind::kByte && AppendBytes(token, kind);
-    if (kind == Kind::kByte) bytes_.push_back(static_cast<char>(*byte));
+    bool merged = false;
+    if (!texts->empty()) {
+      bytes_.insert(bytes_.end(), (*texts)[i].begin(), (*texts)[i].end());
+    } else if (kind == Kind::kByte) {
+      bytes_.push_back(static_cast<char>(*byte));
+    } else {
+      merged = AppendBytes(token, kind);
+    }
     offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
     const std::string_view bytes = TokenBytes(id);
-    if (bytes.empty()) continue;
+    if (token.empty() || (bytes.empty() && texts->empty())) continue;
     if (kind != Kind::kUnused) bound_.AddToken(bytes);
     if (kind == Kind::kByte) {
       byte_tokens_[*byte] = id;
     } else if (merged) {
       by_bytes_.emplace(bytes, id);
-      if (bytes.size() == 1 && pretokenizer_.has_value()) {
+      if (bytes.size() == 1 && byte_level_) {
         merges_.SetByteToken(static_cast<uint8_t>(bytes[0]), id);
         bound_.AddByte(static_cast<uint8_t>(bytes[0]));
       }
     } else if (kind != Kind::kNormal && kind != Kind::kUnused) {
-      if (bytes.size() > kMaxAddedBytes) {
-        return InvalidArgument("tokenizer: the added token ", i, " has ", bytes.size(),
+      if (token.size() > kMaxAddedBytes) {
+        return InvalidArgument("tokenizer: the added token ", i, " has ", token.size(),
                                " bytes, not at most ", kMaxAddedBytes);
       }
-      added_.emplace(bytes, id);
-      added_first_[static_cast<uint8_t>(bytes[0])] = true;
-      added_sizes_.push_back(bytes.size());
+      added_.emplace(token, id);
+      if (InModel(id)) by_bytes_.emplace(bytes, id);
+      added_first_[static_cast<uint8_t>(token[0])] = true;
+      added_sizes_.push_back(token.size());
     }
   }
   std::ranges::sort(added_sizes_, std::greater<>());
@@ -176,15 +181,21 @@ absl::Status Tokenizer::MakeCharacterBpe(const TokenizerBundle& bundle) {
     return InvalidArgument("tokenizer: ", kinds_.size(), " tokens and ", bundle.scores.size(),
                            " scores");
   }
-  if (std::ranges::any_of(bundle.scores, [](float score) { return std::isnan(score); })) {
+  if (std::ranges::any_of(bundle.scores, [](double score) { return std::isnan(score); })) {
     return InvalidArgument("tokenizer: a score is not a number");
   }
   CharacterBpe::Vocabulary vocabulary{.texts = std::vector<std::string_view>(kinds_.size()),
                                       .bytes = byte_tokens_,
                                       .unknown = bundle.unknown,
                                       .merges = bundle.merges,
-                                      .scores = bundle.scores};
+                                      .scores = bundle.scores,
+                                      .fuses_unknown = bundle.fuses_unknown};
   for (const auto& [bytes, id] : by_bytes_) vocabulary.texts[static_cast<size_t>(id)] = bytes;
+  std::vector<std::string> spaced(pipeline_.has_value() ? kinds_.size() : 0);
+  for (size_t id = 0; id < spaced.size(); ++id) {
+    if (InModel(static_cast<TokenId>(id))) spaced[id] = WithSpaces(bundle.tokens[id]);
+    vocabulary.texts[id] = spaced[id];
+  }
   auto characters = CharacterBpe::Create(vocabulary);
   if (!characters.ok()) return characters.status();
   characters_ = *std::move(characters);
@@ -199,6 +210,34 @@ absl::Status Tokenizer::MakeCharacterBpe(const TokenizerBundle& bundle) {
       }
     }
   }
+  return absl::OkStatus();
+}
+
+bool Tokenizer::InModel(TokenId id) const {
+  const Kind kind = kinds_[static_cast<size_t>(id)];
+  if (kind != Kind::kUserDefined) return kind == Kind::kNormal;
+  const auto rule = added_rules_.find(id);
+  return rule != added_rules_.end() && rule->second.in_model;
+}
+
+absl::Status Tokenizer::MakePieceModel(const TokenizerBundle& bundle) {
+  std::vector<std::string_view> texts(kinds_.size());
+  for (size_t id = 0; id < texts.size(); ++id) {
+    if (InModel(static_cast<TokenId>(id))) texts[id] = bundle.tokens[id];
+  }
+  const bool exact = std::ranges::none_of(bundle.steps->normalizer, [](const TextStep& step) {
+    return step.kind == TextStep::Kind::kSentencePiece && step.has(TextStep::kFloatScores);
+  });
+  const PieceVocabulary vocabulary{.texts = texts,
+                                   .bytes = byte_tokens_,
+                                   .unknown = bundle.unknown,
+                                   .scores = bundle.scores,
+                                   .single_precision = !exact,
+                                   .word_prefix = bundle.word_prefix,
+                                   .max_word_characters = bundle.max_word_characters};
+  auto model = bundle.kind == "t5" ? MakeUnigram(vocabulary) : MakeWordPiece(vocabulary);
+  if (!model.ok()) return model.status();
+  piece_model_ = *std::move(model);
   return absl::OkStatus();
 }
 
@@ -234,17 +273,19 @@ absl::Status Tokenizer::ReadMerges(const TokenizerBundle& bundle) {
 void Tokenizer::ReadSpecials(const TokenizerBundle& bundle) {
   bos_id_ = bundle.bos;
   eos_id_ = bundle.eos;
-  const bool adds_bos = characters_.has_value() || pretokenizer_->adds_bos_by_default();
+  const bool adds_bos =
+      !pipeline_.has_value() && (!byte_level_ || pretokenizer_->adds_bos_by_default());
   add_bos_ = bundle.add_bos.value_or(adds_bos) && bos_id_ >= 0;
   add_eos_ = bundle.add_eos.value_or(false) && eos_id_ >= 0;
-  for (const AddedTokenRule& rule : bundle.added_rules) added_rules_.emplace(rule.id, rule);
+  prefix_ = bundle.prefix;
+  suffix_ = bundle.suffix;
 }
 
 // Finds the tokens that a piece with the same text becomes. The look-up of a whole piece is right
 // only for tokens that merging produces, and a vocabulary may have others.
 void Tokenizer::MarkWholePieces() {
-  whole_.assign(vocab_size(), pretokenizer_->ignores_merges());
-  if (pretokenizer_->ignores_merges()) return;
+  whole_.assign(vocab_size(), ignores_merges_);
+  if (ignores_merges_) return;
   std::vector<TokenId> ids;
   for (const auto& [bytes, id] : by_bytes_) {
     ids.clear();
@@ -256,6 +297,11 @@ void Tokenizer::MarkWholePieces() {
 std::string_view Tokenizer::TokenBytes(TokenId id) const {
   if (id < 0 || static_cast<size_t>(id) + 1 >= offsets_.size()) return {};
   return {bytes_.data() + offsets_[id], offsets_[id + 1] - offsets_[id]};
+}
+
+std::string_view Tokenizer::FirstTokenBytes(TokenId id) const {
+  const auto first = first_bytes_.find(id);
+  return first == first_bytes_.end() ? TokenBytes(id) : std::string_view(first->second);
 }
 
 bool Tokenizer::IsSpecial(TokenId id) const {
@@ -335,8 +381,40 @@ absl::Status Tokenizer::EncodeCharacters(std::string_view text, bool first, size
   return out.size() <= max_tokens ? absl::OkStatus() : TooMany(max_tokens);
 }
 
+absl::Status Tokenizer::EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
+                                         std::vector<TokenId>& out) const {
+  bool fits = true;
+  std::vector<TokenId> ids;
+  const absl::Status split = pipeline_->Split(text, first, [&](std::string_view piece) {
+    if (byte_level_) return fits = EncodePiece(piece, max_tokens, out);
+    ids.clear();
+    if (piece_model_ != nullptr) {
+      piece_model_->Encode(piece, ids);
+    } else {
+      characters_->Encode(piece, /*after_space=*/false, ids);
+    }
+    out.insert(out.end(), ids.begin(), ids.end());
+    return fits = out.size() <= max_tokens;
+  });
+  return fits ? split : TooMany(max_tokens);
+}
+
+bool Tokenizer::EncodePiece(std::string_view piece, size_t max_tokens,
+                            std::vector<TokenId>& out) const {
+  const auto it = by_bytes_.find(piece);
+  if (it != by_bytes_.end() && whole_[it->second]) {
+    out.push_back(it->second);
+  } else if (bound_.Exceeds(piece, max_tokens - out.size())) {
+    return false;  // not worth merging
+  } else {
+    merges_.Encode(piece, out);
+  }
+  return out.size() <= max_tokens;
+}
+
 absl::Status Tokenizer::EncodePlain(std::string_view text, bool first, size_t max_tokens,
                                     std::vector<TokenId>& out) const {
+  if (pipeline_.has_value()) return EncodeByPipeline(text, first, max_tokens, out);
   if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, out);
   std::string normalized;
   if (pretokenizer_->normalizes()) {
@@ -345,18 +423,8 @@ absl::Status Tokenizer::EncodePlain(std::string_view text, bool first, size_t ma
     text = normalized;
   }
   bool fits = true;
-  const absl::Status split = pretokenizer_->Split(text, [&](std::string_view piece) {
-    const auto it = by_bytes_.find(piece);
-    if (it != by_bytes_.end() && whole_[it->second]) {
-      out.push_back(it->second);
-    } else if (bound_.Exceeds(piece, max_tokens - out.size())) {
-      fits = false;  // not worth merging
-    } else {
-      merges_.Encode(piece, out);
-    }
-    fits = fits && out.size() <= max_tokens;
-    return fits;
-  });
+  const absl::Status split = pretokenizer_->Split(
+      text, [&](std::string_view piece) { return fits = EncodePiece(piece, max_tokens, out); });
   return fits ? split : TooMany(max_tokens);
 }
 
@@ -365,14 +433,16 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
                                                            const EncodeOptions& options) const {
   const size_t max_tokens = options.max_tokens;
   const bool normalizes = pretokenizer_.has_value() && pretokenizer_->normalizes();
-  const bool too_long =
-      normalizes ? bound_.NormalizedExceeds(text, max_tokens) : bound_.Exceeds(text, max_tokens);
+  const bool too_long = pipeline_.has_value() ? false
+                        : normalizes          ? bound_.NormalizedExceeds(text, max_tokens)
+                                              : bound_.Exceeds(text, max_tokens);
   if (too_long) return TooMany(max_tokens);
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
     return InvalidArgument("the text is not UTF-8 at byte ", bad);
   }
   std::vector<TokenId> ids;
   if (options.add_special && add_bos_) ids.push_back(bos_id_);
+  if (options.add_special) ids.insert(ids.end(), prefix_.begin(), prefix_.end());
   size_t plain_begin = 0;
   size_t at = 0;
   const auto flush_plain = [&](size_t end) -> absl::Status {
@@ -394,6 +464,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
     }
   }
   if (absl::Status status = flush_plain(text.size()); !status.ok()) return status;
+  if (options.add_special) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
   if (options.add_special && add_eos_) ids.push_back(eos_id_);
   if (ids.size() > max_tokens) return TooMany(max_tokens);
   return ids;

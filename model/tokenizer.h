@@ -1,5 +1,5 @@
-// Turns text into token ids and back, for vocabularies of byte-level BPE ("gpt2") and of
-// SentencePiece's BPE of characters ("llama").
+// Turns text into token ids and back, for vocabularies of byte-level BPE ("gpt2"), SentencePiece's
+// BPE of characters ("llama"), Unigram ("t5") and WordPiece ("bert").
 //
 // A Tokenizer copies what it needs out of the bundle and is immutable. Any number of
 // threads may use it at once. It belongs to the router; others use only the bytes of its
@@ -24,6 +24,8 @@
 #include "model/bpe.h"
 #include "model/character_bpe.h"
 #include "model/pretokenizer.h"
+#include "model/text/piece_model.h"
+#include "model/text/text_pipeline.h"
 #include "model/text_piece.h"
 #include "model/token_bound.h"
 
@@ -44,14 +46,16 @@ struct EncodeOptions {
 
 class Tokenizer {
  public:
-  // Unimplemented for other kinds and unknown pre-tokenizers, listing the known ones;
+  // Unimplemented for other kinds and unknown pre-tokenizers, listing the known ones, and for steps
+  // that cannot be used;
   // InvalidArgument for a vocabulary that contradicts itself.
   static absl::StatusOr<Tokenizer> Create(const TokenizerBundle& bundle);
 
   // Returns the token ids of `text`. InvalidArgument, naming the byte offset, if it is not
   // UTF-8; ResourceExhausted if splitting it runs into the match limit; OutOfRange past
   // `max_tokens`. The cost follows `max_tokens`, not the text: Encode looks at every byte
-  // once, but splits or merges no text that could not have fitted.
+  // once, but splits or merges no text that could not have fitted. (A bundle's steps normalise the
+  // whole text first.)
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                               const EncodeOptions& options = {}) const;
 
@@ -67,6 +71,9 @@ class Tokenizer {
   // tokenizer.
   std::string_view TokenBytes(TokenId id) const;
 
+  // The same of the first token of a text, which may stand for other bytes.
+  std::string_view FirstTokenBytes(TokenId id) const;
+
   // Whether `id` is a control token, one that text output leaves out.
   bool IsSpecial(TokenId id) const;
 
@@ -79,7 +86,10 @@ class Tokenizer {
 
   // Whether a text that is decoded loses a space at its beginning, because texts get one there when
   // they are encoded.
-  bool strips_first_space() const { return space_prefix_ != SpacePrefix::kNone; }
+  bool strips_first_space() const {
+    return pipeline_.has_value() ? pipeline_->token_text().strips_first_space()
+                                 : space_prefix_ != SpacePrefix::kNone;
+  }
 
   // The text of `ids`, with U+FFFD for every maximal part that is not UTF-8.
   std::string Decode(std::span<const TokenId> ids, bool skip_special = true) const;
@@ -96,6 +106,11 @@ class Tokenizer {
   Tokenizer() = default;
 
   absl::Status ReadTokens(const TokenizerBundle& bundle);
+  // The bytes of all tokens by the steps' decoder; those of the first token go to first_bytes_.
+  absl::StatusOr<std::vector<std::string>> ReadTexts(const TokenizerBundle& bundle);
+  absl::Status MakePieceModel(const TokenizerBundle& bundle);
+  // Whether the model may make this token of text.
+  bool InModel(TokenId id) const;
   // Puts the bytes that a token stands for into bytes_. Returns whether text becomes it by merging.
   bool AppendBytes(std::string_view token, TokenKind kind);
   absl::Status MakeCharacterBpe(const TokenizerBundle& bundle);
@@ -120,6 +135,10 @@ class Tokenizer {
                            std::vector<TokenId>& out) const;
   absl::Status EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
                                 std::vector<TokenId>& out) const;
+  absl::Status EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
+                                std::vector<TokenId>& out) const;
+  // Appends the tokens of a piece of byte-level BPE; false: they would be more than `max_tokens`.
+  bool EncodePiece(std::string_view piece, size_t max_tokens, std::vector<TokenId>& out) const;
   absl::Status Normalize(std::string_view text, size_t max_tokens, std::string& out) const;
   absl::StatusOr<std::vector<TokenId>> EncodeRuns(std::string_view text, std::span<const Run> runs,
                                                   const EncodeOptions& options) const;
@@ -127,7 +146,14 @@ class Tokenizer {
   template <typename Value>
   using TextMap = absl::flat_hash_map<std::string_view, Value, TextHash, TextEqual>;
 
+  bool byte_level_ = false;
+  // What comes before and after the model, if the bundle has steps.
+  std::optional<TextPipeline> pipeline_;
+  absl::flat_hash_map<TokenId, std::string> first_bytes_;  // where they are others than bytes_
+  // Of Unigram and WordPiece.
+  std::unique_ptr<const PieceModel> piece_model_;
   // Of byte-level BPE.
+  bool ignores_merges_ = false;
   std::optional<Pretokenizer> pretokenizer_;
   BpeMerges merges_;
   // Of the BPE of characters.
@@ -139,15 +165,17 @@ class Tokenizer {
   std::vector<uint32_t> offsets_;                     // [vocab + 1] into bytes_
   std::vector<Kind> kinds_;                           // [vocab]
   std::array<TokenId, 256> byte_tokens_ = NoBytes();  // -1: no token stands for the byte
-  std::vector<bool> whole_;          // [vocab] a piece with this token's text is this token
-  TextMap<TokenId> by_bytes_;        // normal tokens
-  TextMap<TokenId> added_;           // control and user-defined tokens
+  std::vector<bool> whole_;    // [vocab] a piece with this token's text is this token
+  TextMap<TokenId> by_bytes_;  // normal tokens
+  // Control and user-defined tokens.
+  absl::flat_hash_map<std::string, TokenId, TextHash, TextEqual> added_;
   std::vector<size_t> added_sizes_;  // distinct lengths of added_, longest first
   std::vector<bool> added_first_;    // [256] some added token begins with this byte
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;
   bool add_bos_ = false;
   bool add_eos_ = false;
+  std::vector<TokenId> prefix_, suffix_;
 };
 
 }  // namespace flotilla::model

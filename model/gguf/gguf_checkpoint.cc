@@ -16,6 +16,7 @@
 namespace flotilla::model {
 namespace {
 
+constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 constexpr char kTokens[] = "tokenizer.ggml.tokens";
 
 // A missing key is an error of the file, so its NotFound becomes InvalidArgument.
@@ -81,8 +82,10 @@ class TokenizerReader {
     if (Has("tokenizer.ggml.pre"))
       bundle.pretokenizer = Value(file_.GetString("tokenizer.ggml.pre"));
     if (Has("tokenizer.ggml.merges")) bundle.merges = Strings("tokenizer.ggml.merges");
-    if (Has("tokenizer.ggml.scores"))
-      bundle.scores = Value(file_.GetFloats("tokenizer.ggml.scores"));
+    if (Has("tokenizer.ggml.scores")) {
+      const auto scores = Value(file_.GetFloats("tokenizer.ggml.scores"));
+      bundle.scores.assign(scores.begin(), scores.end());
+    }
     const size_t count = bundle.tokens.size();
     if (!bundle.scores.empty() && bundle.scores.size() != count) {
       Fail(InvalidArgument("tokenizer.ggml: ", count, " tokens and ", bundle.scores.size(),
@@ -99,6 +102,8 @@ class TokenizerReader {
       const bool prefix = Flag("tokenizer.ggml.add_space_prefix").value_or(true);
       bundle.space_prefix = prefix ? SpacePrefix::kParts : SpacePrefix::kNone;
     }
+    if (bundle.kind == "bert") ReadWordPiece(bundle);
+    if (bundle.kind == "t5") ReadUnigram(bundle);
     if (Has("tokenizer.chat_template")) {
       bundle.chat_template = Value(file_.GetString("tokenizer.chat_template"));
     }
@@ -135,6 +140,55 @@ class TokenizerReader {
     if (id < count) return static_cast<TokenId>(id);
     Fail(InvalidArgument(key, " = ", id, " is outside the vocabulary of ", count));
     return -1;
+  }
+
+  // The file has a mark in front of tokens that begin a word, and nothing in front of the others.
+  void ReadWordPiece(TokenizerBundle& bundle) {
+    using Kind = TextStep::Kind;
+    bundle.word_prefix = "##";
+    bundle.max_word_characters = 1 << 20;  // there is no bound
+    for (size_t id = 0; id < bundle.kinds.size(); ++id) {
+      if (bundle.kinds[id] != TokenKind::kNormal) continue;
+      std::string& token = bundle.tokens[id];
+      token = token.starts_with(kSpaceMark) ? token.substr(kSpaceMark.size())
+                                            : Cat(bundle.word_prefix, token);
+    }
+    bundle.steps = TextSteps{.normalizer = {{.kind = Kind::kBertNormalizer,
+                                             .flags = TextStep::kCleanText | TextStep::kChinese |
+                                                      TextStep::kAccents | TextStep::kLower}},
+                             .pre_tokenizer = {{.kind = Kind::kBertPreTokenizer}},
+                             .decoder = {{.kind = Kind::kWordPiece,
+                                          .flags = TextStep::kCleanUp,
+                                          .pattern = bundle.word_prefix}}};
+    const TokenId begin = Id("cls", bundle.tokens.size());
+    const TokenId end = Id("seperator", bundle.tokens.size());  // as the key is spelled
+    if (begin >= 0 && bundle.add_bos.value_or(true)) bundle.prefix.push_back(begin);
+    if (end >= 0 && bundle.add_eos.value_or(true)) bundle.suffix.push_back(end);
+    bundle.add_bos = bundle.add_eos = false;
+  }
+
+  void ReadUnigram(TokenizerBundle& bundle) {
+    using Kind = TextStep::Kind;
+    constexpr char kMap[] = "tokenizer.ggml.precompiled_charsmap";
+    const bool prefix = Flag("tokenizer.ggml.add_space_prefix").value_or(true);
+    const bool removes = Flag("tokenizer.ggml.remove_extra_whitespaces").value_or(false);
+    TextSteps& steps = bundle.steps.emplace();
+    if (Has(kMap)) {
+      TextStep step{.kind = Kind::kPrecompiled, .flags = TextStep::kLongest};
+      for (const int64_t byte : Value(file_.GetInts(kMap))) {
+        step.text += static_cast<char>(byte);
+      }
+      if (!step.text.empty()) steps.normalizer.push_back(std::move(step));
+    }
+    TextStep spaces{.kind = Kind::kSentencePiece};
+    if (prefix) spaces.flags |= TextStep::kSpaceFirst;
+    if (removes) spaces.flags |= TextStep::kExtraSpaces;
+    steps.normalizer.push_back(std::move(spaces));
+    steps.decoder = {{.kind = Kind::kReplace, .pattern = std::string(kSpaceMark), .text = " "},
+                     {.kind = Kind::kByteFallback},
+                     {.kind = Kind::kFuse}};
+    if (prefix) steps.decoder.push_back({.kind = Kind::kStrip, .pattern = " ", .start = 1});
+    if (!bundle.add_eos.has_value()) bundle.add_eos = true;
   }
 
   void ReadKinds(TokenizerBundle& bundle) {

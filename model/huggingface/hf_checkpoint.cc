@@ -25,6 +25,7 @@ namespace {
 constexpr JsonBounds kConfigBounds = {.bytes = 1 << 20, .depth = 16};
 constexpr JsonBounds kIndexBounds = {.bytes = 16 << 20, .depth = 4};
 constexpr JsonBounds kTokenizerBounds = {.bytes = 64 << 20, .depth = 16};
+constexpr size_t kMaxModelBytes = 16 << 20;  // tokenizer.model; the largest published one has 5 MB
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr size_t kMaxFiles = 1000;
 
@@ -195,17 +196,24 @@ class HfCheckpoint final : public Checkpoint {
     return found == object.end() ? nullptr : &*found;
   }
 
-  // A folder without tokenizer.json can be inspected; ReadTokenizer says what is missing.
+  // A folder without tokenizer.json and tokenizer.model can be inspected; ReadTokenizer says what
+  // is missing.
   absl::Status LoadTokenizer(const Folder& folder) {
-    constexpr char kTokenizer[] = "tokenizer.json";
-    if (!folder.Has(kTokenizer)) {
+    constexpr char kTokenizer[] = "tokenizer.json", kModel[] = "tokenizer.model";
+    HfTokenizerFiles files;
+    if (folder.Has(kTokenizer)) {
+      auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
+      if (!tokenizer.ok()) return tokenizer.status();
+      files.tokenizer = *std::move(tokenizer);
+    } else if (folder.Has(kModel)) {
+      auto model = folder.Read(kModel, kMaxModelBytes);
+      if (!model.ok()) return model.status();
+      Hash(*model);
+      files.sentencepiece = *std::move(model);
+    } else {
       tokenizer_status_ = InvalidArgument(folder.PathOf(kTokenizer), " is missing");
       return absl::OkStatus();
     }
-    HfTokenizerFiles files;
-    auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
-    if (!tokenizer.ok()) return tokenizer.status();
-    files.tokenizer = *std::move(tokenizer);
     files.rows = configuration_.Uint("vocab_size").value_or(0);
     tokens_ = std::max(HfTokenCount(files.tokenizer), files.rows);
     if (folder.Has("tokenizer_config.json")) {
@@ -227,7 +235,9 @@ class HfCheckpoint final : public Checkpoint {
     }
     auto bundle = ReadHfTokenizer(files);
     tokenizer_status_ = bundle.status();
-    if (bundle.ok()) tokenizer_ = *std::move(bundle);
+    if (!bundle.ok()) return absl::OkStatus();
+    tokenizer_ = *std::move(bundle);
+    tokens_ = tokenizer_.tokens.size();
     return absl::OkStatus();
   }
 

@@ -4,33 +4,22 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "common/types/text.h"
+#include "model/huggingface/hf_text_steps.h"
+#include "model/huggingface/sentencepiece_model.h"
 
 namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxTokens = 1 << 20;
 
-const Json kNull;
-
-const Json& At(const Json& object, const char* name) {
-  if (!object.is_object()) return kNull;
-  const auto found = object.find(name);
-  return found == object.end() ? kNull : *found;
-}
-std::string_view Text(const Json& value) {
-  return value.is_string() ? std::string_view(value.get_ref<const std::string&>())
-                           : std::string_view();
-}
-std::string_view TypeOf(const Json& part) { return Text(At(part, "type")); }
+const Json& At(const Json& object, const char* name) { return JsonAt(object, name); }
+std::string_view Text(const Json& value) { return JsonText(value); }
 bool Flag(const Json& part, const char* name, bool fallback) {
-  const Json& value = At(part, name);
-  return value.is_boolean() ? value.get<bool>() : fallback;
+  return JsonFlag(part, name, fallback);
 }
-std::string Quote(std::string_view text) {
-  return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, 80))), "'");
-}
+std::string Quote(std::string_view text) { return Quoted(text); }
+std::string_view TypeOf(const Json& part) { return Text(At(part, "type")); }
 // A token is a string, or an object with its text.
 std::string_view TokenText(const Json& value) {
   return value.is_object() ? Text(At(value, "content")) : Text(value);
@@ -153,18 +142,31 @@ class Reader {
       : files_(files), model_(At(files.tokenizer, "model")) {}
 
   absl::StatusOr<TokenizerBundle> Read() && {
-    byte_level_ = TypeOf(At(files_.tokenizer, "decoder")) == "ByteLevel";
-    bundle_.kind = byte_level_ ? "gpt2" : "llama";
-    CheckModel();
-    if (byte_level_) {
-      ReadSplitting();
-    } else {
-      ReadSpaces();
+    if (files_.tokenizer.is_null() && files_.sentencepiece.has_value()) {
+      auto bundle =
+          ReadSentencePieceFolder(*files_.sentencepiece, files_.tokenizer_config, files_.rows);
+      if (!bundle.ok()) return bundle.status();
+      bundle_ = *std::move(bundle);
+      ReadSpecials();
+      ReadTemplate();
+      if (!status_.ok()) return status_;
+      return std::move(bundle_);
     }
+    const std::string_view decoder = TypeOf(At(files_.tokenizer, "decoder"));
+    type_ = TypeOf(model_);
+    if (type_.empty() && model_.contains("merges")) type_ = "BPE";
+    byte_level_ = type_ == "BPE" && decoder == "ByteLevel";
+    bundle_.kind = type_ == "Unigram"     ? "t5"
+                   : type_ == "WordPiece" ? "bert"
+                   : byte_level_          ? "gpt2"
+                                          : "llama";
+    CheckModel();
+    const bool known = type_ == "BPE" && (byte_level_ ? ReadSplitting() : ReadSpaces());
+    if (ok() && !known) ReadSteps();
     ReadTokens();
-    if (!byte_level_) CheckSpaces();
-    ReadMerges();
+    if (type_ == "BPE") ReadMerges();
     ReadSpecials();
+    ReadPostProcessor();
     ReadTemplate();
     if (!status_.ok()) return status_;
     return std::move(bundle_);
@@ -179,86 +181,111 @@ class Reader {
     Fail(Unimplemented("tokenizer.json: ", what, " ", value, " is not supported"));
   }
 
+  void AddRule(TokenId id, const Json& token, bool in_model) {
+    AddedTokenRule rule = ReadAddedRule(id, token);
+    rule.in_model = in_model;
+    if (rule != AddedTokenRule{.id = id}) bundle_.added_rules.push_back(rule);
+  }
+
   void CheckModel() {
-    const std::string_view type = TypeOf(model_);
-    if (type != "BPE" && !(type.empty() && model_.contains("merges"))) {
-      return Unknown("the model", Quote(type));
+    if (type_ == "WordPiece") {
+      constexpr uint64_t kMost = 1 << 20;
+      const Json& longest = At(model_, "max_input_chars_per_word");
+      const uint64_t most = longest.is_number_unsigned() ? longest.get<uint64_t>() : 100;
+      bundle_.max_word_characters = static_cast<uint32_t>(std::min(most, kMost));
+      bundle_.word_prefix = Text(At(model_, "continuing_subword_prefix"));
+      return;
     }
+    if (type_ == "Unigram") return;
+    if (type_ != "BPE") return Unknown("the model", Quote(type_));
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!Text(At(model_, name)).empty()) Unknown(name, Quote(Text(At(model_, name))));
     }
-    const bool falls_back = Flag(model_, "byte_fallback", false);
-    if (byte_level_ && falls_back) Unknown("byte_fallback", "true");
+    if (byte_level_ && Flag(model_, "byte_fallback", false)) Unknown("byte_fallback", "true");
     if (byte_level_) return;
-    if (!falls_back && !Flag(model_, "fuse_unk", false)) Unknown("fuse_unk", "false");
+    bundle_.fuses_unknown = Flag(model_, "fuse_unk", false) || Flag(model_, "byte_fallback", false);
     if (Flag(model_, "ignore_merges", false)) Unknown("ignore_merges", "true");
   }
 
-  void ReadSplitting() {
+  // All that the file says, step by step.
+  void ReadSteps() {
+    auto steps = ReadTextSteps(files_.tokenizer);
+    if (!steps.ok()) return Fail(steps.status());
+    using Kind = TextStep::Kind;
+    const auto to_bytes = [](const TextStep& step) { return step.kind == Kind::kByteLevel; };
+    const auto& splitter = steps->pre_tokenizer;
+    const auto bytes = std::ranges::find_if(splitter, to_bytes);
+    if (byte_level_ ? bytes + 1 != splitter.end() : bytes != splitter.end()) {
+      return Unknown("the pre-tokenizer", byte_level_ ? "that does not end with ByteLevel"
+                                                      : "ByteLevel without such a decoder");
+    }
+    if (byte_level_) bundle_.ignores_merges = Flag(model_, "ignore_merges", false);
+    bundle_.steps = *std::move(steps);
+  }
+
+  // The tokens that a post-processor puts around a text. Where tokenizer_config.json speaks of bos
+  // and eos, that is what counts.
+  void ReadPostProcessor() {
+    if (At(files_.tokenizer_config, "add_bos_token").is_boolean()) return;
+    auto around = ReadTemplateTokens(At(files_.tokenizer, "post_processor"), bundle_.tokens.size());
+    if (!around.ok()) return Fail(around.status());
+    const bool only_bos =
+        around->suffix.empty() && around->prefix.size() == 1 && around->prefix[0] == bundle_.bos;
+    bundle_.add_bos = only_bos;
+    if (only_bos) return;
+    bundle_.prefix = std::move(around->prefix);
+    bundle_.suffix = std::move(around->suffix);
+  }
+
+  // By the names and expressions of model/pretokenizer.h. False: it takes steps.
+  bool ReadSplitting() {
     const Json& part = At(files_.tokenizer, "pre_tokenizer");
     const Json& normalizer = At(files_.tokenizer, "normalizer");
     const std::string normalizers = DescribeAll(PartsOf(normalizer, "normalizers"), TypeOf);
     const bool nfc = normalizers == "NFC";
-    if (!nfc && !normalizers.empty()) return Unknown("the normalizer", Quote(normalizers));
+    if (!nfc && !normalizers.empty()) return false;
     const bool ignores_merges = Flag(model_, "ignore_merges", false);
     const std::string parts = Describe(part);
     const auto known = std::ranges::find(kKnown, parts, &Known::parts);
     if (known != std::end(kKnown) && known->nfc == nfc && known->ignores_merges == ignores_merges) {
       bundle_.pretokenizer = known->name;
-      return;
+      return true;
     }
-    bundle_.nfc = nfc;
-    bundle_.ignores_merges = ignores_merges;
     bool to_bytes = false;
+    std::vector<std::string> patterns;
     for (const Json* each : PartsOf(part, "pretokenizers")) {
       to_bytes = to_bytes || TypeOf(*each) == "ByteLevel";
-      bundle_.split_patterns.push_back(PatternOf(*each));
-      if (bundle_.split_patterns.back().empty()) return Unknown("the pre-tokenizer", parts);
+      patterns.push_back(PatternOf(*each));
+      if (patterns.back().empty()) return false;
     }
-    if (!to_bytes) Unknown("the pre-tokenizer", parts);
+    if (!to_bytes) return false;
+    bundle_.split_patterns = std::move(patterns);
+    bundle_.nfc = nfc;
+    bundle_.ignores_merges = ignores_merges;
+    return true;
   }
 
-  // How spaces become the mark and back.
-  void ReadSpaces() {
+  // How spaces become the mark and back, where nothing else splits text. False: it takes steps.
+  bool ReadSpaces() {
+    if (!bundle_.fuses_unknown) return false;
     const std::string before =
         DescribeAll(PartsOf(At(files_.tokenizer, "normalizer"), "normalizers"), DescribeStep);
     const Json& splitter = At(files_.tokenizer, "pre_tokenizer");
     const std::string split = DescribeAll(PartsOf(splitter, "pretokenizers"), DescribeStep);
     const std::string after =
         DescribeAll(PartsOf(At(files_.tokenizer, "decoder"), "decoders"), DescribeStep);
-    const bool metaspace = split == "Metaspace";
-    if (metaspace && before.empty()) {
-      if (Text(At(splitter, "replacement")) != kSpaceMark) return Unknown("the mark of", "spaces");
-      const std::string_view scheme = Text(At(splitter, "prepend_scheme"));
-      const bool old = Flag(splitter, "add_prefix_space", true);
-      bundle_.space_prefix = scheme == "never" || (scheme.empty() && !old) ? SpacePrefix::kNone
-                             : scheme == "first" ? SpacePrefix::kTextWithout
-                                                 : SpacePrefix::kPartsWithout;
-      each_space_splits_ = Flag(splitter, "split", true);
-    } else if (before == "Prepend '_' + Replace ' ' by '_'" && split.empty()) {
+    if (before == "Prepend '_' + Replace ' ' by '_'" && split.empty()) {
       bundle_.space_prefix = SpacePrefix::kParts;
-    } else if (before == "Replace ' ' by '_'" &&
-               (split.empty() || split == "Split by ' ', MergedWithPrevious")) {
+    } else if (before == "Replace ' ' by '_'" && split.empty()) {
       bundle_.space_prefix = SpacePrefix::kNone;
     } else {
-      return Unknown("the normalizer",
-                     Cat(Quote(before), " with the pre-tokenizer ", Quote(split)));
+      return false;
     }
-    const bool strips = bundle_.space_prefix != SpacePrefix::kNone;
     std::string expected = "Replace '_' by ' ' + ByteFallback + Fuse";
-    if (strips) expected += " + Strip a space";
-    if (after != expected && after != "Metaspace") Unknown("the decoder", Quote(after));
-  }
-
-  // Where each space begins a piece, no token may have one behind its beginning.
-  void CheckSpaces() {
-    for (size_t id = 0; each_space_splits_ && ok() && id < bundle_.tokens.size(); ++id) {
-      if (bundle_.kinds[id] == TokenKind::kNormal &&
-          bundle_.tokens[id].find(kSpaceMark, 1) != std::string::npos) {
-        Unknown("a pre-tokenizer that splits at each space, with the token",
-                Quote(bundle_.tokens[id]));
-      }
-    }
+    if (bundle_.space_prefix != SpacePrefix::kNone) expected += " + Strip a space";
+    if (after == expected) return true;
+    bundle_.space_prefix = SpacePrefix::kNone;
+    return false;
   }
 
   void Put(std::string_view text, const Json& id, TokenKind kind) {
@@ -277,11 +304,34 @@ class Reader {
     bundle_.kinds[at] = kind;
   }
 
+  // Unigram's vocabulary: a list of pairs of a text and its score.
+  template <class Taker>
+  void ReadScores(const Json& vocabulary, const Taker& put) {
+    bundle_.scores.assign(bundle_.tokens.size(), 0);
+    for (size_t id = 0; ok() && id < vocabulary.size(); ++id) {
+      const Json& pair = vocabulary[id];
+      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string() || !pair[1].is_number()) {
+        return Fail(
+            InvalidArgument("tokenizer.json: model.vocab[", id, "] is no text with a score"));
+      }
+      put(Text(pair[0]), Json(uint64_t{id}));
+      bundle_.scores[id] = pair[1].get<double>();
+    }
+    const Json& unknown = At(model_, "unk_id");
+    if (unknown.is_null()) return;
+    if (!unknown.is_number_unsigned() || unknown.get<uint64_t>() >= vocabulary.size()) {
+      return Fail(InvalidArgument("tokenizer.json: unk_id is no place of the vocabulary of ",
+                                  vocabulary.size()));
+    }
+    bundle_.unknown = static_cast<TokenId>(unknown.get<uint64_t>());
+  }
+
   void ReadTokens() {
     const Json& vocabulary = At(model_, "vocab");
     const Json& added = At(files_.tokenizer, "added_tokens");
-    if (!vocabulary.is_object()) {
-      return Fail(InvalidArgument("tokenizer.json: model.vocab is no object"));
+    if (type_ == "Unigram" ? !vocabulary.is_array() : !vocabulary.is_object()) {
+      return Fail(InvalidArgument("tokenizer.json: model.vocab is no ",
+                                  type_ == "Unigram" ? "list" : "object"));
     }
     const uint64_t count = std::max(HfTokenCount(files_.tokenizer), files_.rows);
     if (count == 0 || count > kMaxTokens) {
@@ -291,9 +341,14 @@ class Reader {
     bundle_.kinds.assign(count, TokenKind::kNormal);
     placed_.assign(count, false);
     const bool falls_back = !byte_level_ && Flag(model_, "byte_fallback", false);
-    for (const auto& [text, id] : vocabulary.items()) {
+    const auto put = [&](std::string_view text, const Json& id) {
       const bool byte = falls_back && text.size() == 6 && text.starts_with("<0x") && text[5] == '>';
       Put(text, id, byte ? TokenKind::kByte : TokenKind::kNormal);
+    };
+    if (type_ == "Unigram") {
+      ReadScores(vocabulary, put);
+    } else {
+      for (const auto& [text, id] : vocabulary.items()) put(text, id);
     }
     if (const std::string_view unknown = Text(At(model_, "unk_token")); !byte_level_ && ok()) {
       const auto found = vocabulary.find(std::string(unknown));
@@ -303,14 +358,15 @@ class Reader {
     }
     if (added.is_array()) {
       for (const Json& token : added) {
-        Put(Text(At(token, "content")), At(token, "id"),
-            Flag(token, "special", false) ? TokenKind::kControl : TokenKind::kUserDefined);
+        const Json& place = At(token, "id");
+        const bool special = Flag(token, "special", false);
+        const bool in_model = !special && Flag(token, "single_word", false) &&
+                              place.is_number_unsigned() && place.get<uint64_t>() < count &&
+                              placed_[place.get<uint64_t>()];
+        Put(Text(At(token, "content")), place,
+            special ? TokenKind::kControl : TokenKind::kUserDefined);
         if (!ok()) return;
-        const AddedTokenRule rule{.id = static_cast<TokenId>(At(token, "id").get<uint64_t>()),
-                                  .strips_left = Flag(token, "lstrip", false),
-                                  .strips_right = Flag(token, "rstrip", false),
-                                  .whole_word = Flag(token, "single_word", false)};
-        if (rule != AddedTokenRule{.id = rule.id}) bundle_.added_rules.push_back(rule);
+        AddRule(static_cast<TokenId>(place.get<uint64_t>()), token, in_model);
       }
     }
     for (size_t id = 0; id < count; ++id) {
@@ -367,22 +423,8 @@ class Reader {
     }
     for (size_t i = 0; i < ends.size(); ++i) *places[i] = ends[i];
     const Json& adds = At(config, "add_bos_token");
-    bundle_.add_bos = adds.is_boolean() ? adds.get<bool>() : TemplateBegins();
-    bundle_.add_eos = Flag(config, "add_eos_token", false);
-  }
-
-  // Whether the post-processor puts the bos token in front of a text.
-  bool TemplateBegins() const {
-    const auto begins = [&](const Json& part) {
-      if (TypeOf(part) != "TemplateProcessing") return false;
-      const Json& single = At(part, "single");
-      if (!single.is_array() || single.empty()) return false;
-      const std::string_view first = Text(At(At(single[0], "SpecialToken"), "id"));
-      return bundle_.bos >= 0 && first == bundle_.tokens[static_cast<size_t>(bundle_.bos)];
-    };
-    const Json& post = At(files_.tokenizer, "post_processor");
-    const Json& parts = At(post, "processors");
-    return begins(post) || (parts.is_array() && std::any_of(parts.begin(), parts.end(), begins));
+    if (adds.is_boolean()) bundle_.add_bos = adds.get<bool>();
+    bundle_.add_eos = Flag(config, "add_eos_token", bundle_.add_eos.value_or(false));
   }
 
   void ReadTemplate() {
@@ -401,8 +443,8 @@ class Reader {
   const HfTokenizerFiles& files_;
   const Json& model_;
   TokenizerBundle bundle_;
+  std::string_view type_;  // of the model
   bool byte_level_ = true;
-  bool each_space_splits_ = false;
   std::vector<bool> placed_;
   absl::Status status_;
 };

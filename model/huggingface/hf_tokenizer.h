@@ -12,9 +12,11 @@
 
 namespace flotilla::model {
 
-// The files of a folder that say how text becomes tokens. All but the first may be missing.
+// The files of a folder that say how text becomes tokens. Of the first two one is there; the others
+// may be missing.
 struct HfTokenizerFiles {
   Json tokenizer;                            // tokenizer.json
+  std::optional<std::string> sentencepiece;  // tokenizer.model, which counts without tokenizer.json
   Json tokenizer_config;                     // tokenizer_config.json; null: there is none
   std::optional<std::string> chat_template;  // chat_template.jinja, which goes before the one in
                                              // tokenizer_config.json
@@ -27,8 +29,8 @@ struct HfTokenizerFiles {
 // One more than the largest id of a token, added ones included.
 uint64_t HfTokenCount(const Json& tokenizer);
 
-// INVALID_ARGUMENT: the files contradict themselves. UNIMPLEMENTED names the part of tokenizer.json
-// that is not known: today byte-level BPE with the pre-tokenizers of model/pretokenizer.h is.
+// INVALID_ARGUMENT: the files contradict themselves. UNIMPLEMENTED names the part of
+// tokenizer.json, or the class of tokenizer_config.json, that is not known.
 absl::StatusOr<TokenizerBundle> ReadHfTokenizer(const HfTokenizerFiles& files);
 
 }  // namespace flotilla::model

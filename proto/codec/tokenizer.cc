@@ -1,5 +1,6 @@
 #include "proto/codec/tokenizer.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,6 +37,56 @@ absl::Status ReadKinds(const v1::TokenizerBundle& proto, std::vector<TokenKind>&
   return absl::OkStatus();
 }
 
+void WriteSteps(const std::vector<TextStep>& steps,
+                google::protobuf::RepeatedPtrField<v1::TextStep>& field) {
+  for (const TextStep& step : steps) {
+    v1::TextStep* to = field.Add();
+    to->set_kind(static_cast<std::uint32_t>(step.kind));
+    to->set_flags(step.flags);
+    to->set_behavior(static_cast<std::uint32_t>(step.behavior));
+    to->set_pattern(step.pattern);
+    to->set_text(step.text);
+    to->set_start(step.start);
+    to->set_stop(step.stop);
+  }
+}
+
+absl::Status ReadSteps(google::protobuf::RepeatedPtrField<v1::TextStep>& field,
+                       std::string_view name, std::vector<TextStep>& steps) {
+  constexpr int kMost = 16;
+  if (field.size() > kMost) {
+    return InvalidArgument("tokenizer.steps.", name, " has ", field.size(), " steps, not at most ",
+                           kMost);
+  }
+  for (v1::TextStep& step : field) {
+    if (step.kind() < 1 || step.kind() > static_cast<std::uint32_t>(TextStep::Kind::kLast) ||
+        step.behavior() > static_cast<std::uint32_t>(TextStep::Behavior::kLast) ||
+        step.flags() > TextStep::kAllFlags) {
+      return InvalidArgument("tokenizer.steps.", name, ": step ", steps.size(), " of kind ",
+                             step.kind(), ", behavior ", step.behavior(), " and flags ",
+                             step.flags(), " is unknown");
+    }
+    steps.push_back({.kind = static_cast<TextStep::Kind>(step.kind()),
+                     .flags = step.flags(),
+                     .behavior = static_cast<TextStep::Behavior>(step.behavior()),
+                     .pattern = std::move(*step.mutable_pattern()),
+                     .text = std::move(*step.mutable_text()),
+                     .start = step.start(),
+                     .stop = step.stop()});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSteps(v1::TokenizerBundle& proto, std::optional<TextSteps>& steps) {
+  if (!proto.has_steps()) return absl::OkStatus();
+  TextSteps& to = steps.emplace();
+  v1::TextSteps& from = *proto.mutable_steps();
+  absl::Status status = ReadSteps(*from.mutable_normalizer(), "normalizer", to.normalizer);
+  status.Update(ReadSteps(*from.mutable_pre_tokenizer(), "pre_tokenizer", to.pre_tokenizer));
+  status.Update(ReadSteps(*from.mutable_decoder(), "decoder", to.decoder));
+  return status;
+}
+
 }  // namespace
 
 std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
@@ -45,7 +96,22 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
   proto.mutable_tokens()->Assign(tokenizer.tokens.begin(), tokenizer.tokens.end());
   for (const TokenKind kind : tokenizer.kinds) proto.add_kinds(static_cast<std::uint32_t>(kind));
   proto.mutable_merges()->Assign(tokenizer.merges.begin(), tokenizer.merges.end());
-  proto.mutable_scores()->Assign(tokenizer.scores.begin(), tokenizer.scores.end());
+  const auto in_single = [](double score) { return static_cast<float>(score) == score; };
+  if (std::ranges::all_of(tokenizer.scores, in_single)) {
+    proto.mutable_scores()->Assign(tokenizer.scores.begin(), tokenizer.scores.end());
+  } else {
+    proto.mutable_exact_scores()->Assign(tokenizer.scores.begin(), tokenizer.scores.end());
+  }
+  if (tokenizer.steps.has_value()) {
+    WriteSteps(tokenizer.steps->normalizer, *proto.mutable_steps()->mutable_normalizer());
+    WriteSteps(tokenizer.steps->pre_tokenizer, *proto.mutable_steps()->mutable_pre_tokenizer());
+    WriteSteps(tokenizer.steps->decoder, *proto.mutable_steps()->mutable_decoder());
+  }
+  for (const TokenId id : tokenizer.prefix) proto.add_prefix_ids(static_cast<std::uint32_t>(id));
+  for (const TokenId id : tokenizer.suffix) proto.add_suffix_ids(static_cast<std::uint32_t>(id));
+  proto.set_splits_unknown(!tokenizer.fuses_unknown);
+  proto.set_word_prefix(tokenizer.word_prefix);
+  proto.set_max_word_characters(tokenizer.max_word_characters);
   if (tokenizer.bos >= 0) proto.set_bos_id(tokenizer.bos);
   if (tokenizer.eos >= 0) proto.set_eos_id(tokenizer.eos);
   if (tokenizer.eot >= 0) proto.set_eot_id(tokenizer.eot);
@@ -64,6 +130,7 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
     to->set_strips_left(rule.strips_left);
     to->set_strips_right(rule.strips_right);
     to->set_whole_word(rule.whole_word);
+    to->set_in_model(rule.in_model);
   }
   if (tokenizer.chat_template.has_value()) proto.set_chat_template(*tokenizer.chat_template);
   return proto.SerializeAsString();
@@ -77,9 +144,9 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
   }
   TokenizerBundle tokenizer;
   if (absl::Status status = ReadKinds(proto, tokenizer.kinds); !status.ok()) return status;
-  if (proto.scores_size() != 0 && proto.scores_size() != proto.tokens_size()) {
-    return InvalidArgument("tokenizer: ", proto.tokens_size(), " tokens and ", proto.scores_size(),
-                           " scores");
+  const int scores = proto.scores_size() + proto.exact_scores_size();
+  if (scores != 0 && scores != proto.tokens_size()) {
+    return InvalidArgument("tokenizer: ", proto.tokens_size(), " tokens and ", scores, " scores");
   }
   const std::uint32_t count = static_cast<std::uint32_t>(proto.tokens_size());
   absl::Status status;
@@ -101,8 +168,16 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
     tokenizer.added_rules.push_back({.id = id("added_rules", true, rule.id()),
                                      .strips_left = rule.strips_left(),
                                      .strips_right = rule.strips_right(),
-                                     .whole_word = rule.whole_word()});
+                                     .whole_word = rule.whole_word(),
+                                     .in_model = rule.in_model()});
   }
+  for (const auto value : proto.prefix_ids()) {
+    tokenizer.prefix.push_back(id("prefix_ids", true, value));
+  }
+  for (const auto value : proto.suffix_ids()) {
+    tokenizer.suffix.push_back(id("suffix_ids", true, value));
+  }
+  status.Update(ReadSteps(proto, tokenizer.steps));
   if (!status.ok()) return status;
   if (proto.space_prefix() > static_cast<std::uint32_t>(SpacePrefix::kTextWithout)) {
     return InvalidArgument("tokenizer.space_prefix = ", proto.space_prefix(), " is unknown");
@@ -116,6 +191,11 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
   tokenizer.tokens = Strings(*proto.mutable_tokens());
   tokenizer.merges = Strings(*proto.mutable_merges());
   tokenizer.scores.assign(proto.scores().begin(), proto.scores().end());
+  tokenizer.scores.insert(tokenizer.scores.end(), proto.exact_scores().begin(),
+                          proto.exact_scores().end());
+  tokenizer.fuses_unknown = !proto.splits_unknown();
+  tokenizer.word_prefix = std::move(*proto.mutable_word_prefix());
+  tokenizer.max_word_characters = proto.max_word_characters();
   if (proto.has_add_bos()) tokenizer.add_bos = proto.add_bos();
   if (proto.has_add_eos()) tokenizer.add_eos = proto.add_eos();
   if (proto.has_chat_template())

@@ -57,7 +57,7 @@ TEST(WhatRunsTest, Pretokenizers) {
   const std::string refusal(Pretokenizer::Create(unknown).status().message());
   const std::string list = refusal.substr(refusal.rfind(": ") + 2);
   Names known = absl::StrSplit(list, ", ");
-  known.insert({"gpt2", "llama"});  // the kinds of tokenizers (Tokenizer::Create)
+  known.insert({"bert", "gpt2", "llama", "t5"});  // the kinds of tokenizers (Tokenizer::Create)
   EXPECT_EQ(RowOf("tokenizer"), known);
 }
 

@@ -1,8 +1,12 @@
 // Encodes and decodes with the tokenizer of a file, for tests in Python:
-//   tokenizer_tool PATH     a GGUF file, or a folder with tokenizer.json
+//   tokenizer_tool PATH     a GGUF file, or a folder with tokenizer.json or tokenizer.model
 // It reads a JSON object of a line and answers with one:
-//   {"text": ..., "special": false}  the ids of the text; special: control tokens count in it
+//   {"text": ..., "special": false, "around": false}
+//                                    the ids of the text; special: control tokens count in it;
+//                                    around: with those that go in front of and behind a text
 //   {"ids": [...]}                   {"text": the whole, "streamed": the same as it comes}
+//   {"time": ...}                    {"seconds": how long the text takes, "tokens": how many}
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -23,8 +27,12 @@ namespace flotilla::model {
 namespace {
 
 absl::StatusOr<TokenizerBundle> ReadBundle(const std::string& path) {
-  if (std::ifstream(path + "/tokenizer.json")) {
-    HfTokenizerFiles files;
+  HfTokenizerFiles files;
+  if (std::ifstream model(path + "/tokenizer.model", std::ios::binary); model) {
+    files.sentencepiece.emplace(std::istreambuf_iterator<char>(model),
+                                std::istreambuf_iterator<char>());
+  }
+  if (std::ifstream(path + "/tokenizer.json") || files.sentencepiece.has_value()) {
     const auto read = [&](const char* name) {
       std::ifstream file(path + "/" + name);
       return file ? Json::parse(file) : Json();
@@ -38,11 +46,20 @@ absl::StatusOr<TokenizerBundle> ReadBundle(const std::string& path) {
   return (*file)->ReadTokenizer();
 }
 
+nlohmann::json Time(const Tokenizer& tokenizer, const std::string& text) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto ids = tokenizer.Encode(text);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (!ids.ok()) return {{"error", std::string(ids.status().message())}};
+  return {{"seconds", took.count()}, {"tokens", ids->size()}};
+}
+
 nlohmann::json Answer(const Tokenizer& tokenizer, const nlohmann::json& question) {
+  if (question.contains("time")) return Time(tokenizer, question["time"].get<std::string>());
   if (question.contains("text")) {
-    const auto ids =
-        tokenizer.Encode(question["text"].get<std::string>(),
-                         {.parse_special = question.value("special", false), .add_special = false});
+    const auto ids = tokenizer.Encode(question["text"].get<std::string>(),
+                                      {.parse_special = question.value("special", false),
+                                       .add_special = question.value("around", false)});
     if (!ids.ok()) return {{"error", std::string(ids.status().message())}};
     return *ids;
   }

@@ -1,25 +1,17 @@
 """Tokenizers of every kind that is supported, trained here and compared with Hugging Face's
 `tokenizers`: encoded, decoded, and decoded as a stream, texts give the same.
 
-They are trained on the licence texts of the system. Half of the texts that are compared are parts
-of these, the other half are random Unicode. FLOTILLA_LONG=1 compares ten times as many.
+They are trained on the licence texts of the system.
 """
 
 import json
-import os
-import pathlib
-import random
 import subprocess
 
 import pytest
-from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
-                        trainers)
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-TOOL = os.environ["FLOTILLA_TOKENIZER_TOOL"]
-LONG = bool(os.environ.get("FLOTILLA_LONG"))
-TEXTS = 2000 if LONG else 200
-LICENCES = sorted(pathlib.Path("/usr/share/common-licenses").glob("*"))
-MARK = "\u2581"
+from comparison import ADDED, MARK, TOOL, TRAINED_ON, expect_the_same
+
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
           r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
@@ -96,13 +88,6 @@ CHARACTERS = {
     "unknown characters": (PREPEND, None, to_spaces(True), False),
 }
 
-ADDED = [AddedToken("<left>", lstrip=True, normalized=False),
-         AddedToken("<right>", rstrip=True, normalized=False, special=True),
-         AddedToken("<both>", lstrip=True, rstrip=True, normalized=False),
-         AddedToken("word", single_word=True, normalized=False),
-         AddedToken("<|end|>", normalized=False, special=True)]
-
-
 def byte_level(name, ignore_merges=False):
     pre_tokenizer, nfc = BYTE_LEVEL[name]
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
@@ -112,7 +97,7 @@ def byte_level(name, ignore_merges=False):
         tokenizer.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(vocab_size=1500, show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train([str(path) for path in LICENCES[:6]], trainer)
+    tokenizer.train(TRAINED_ON, trainer)
     return tokenizer
 
 
@@ -126,7 +111,7 @@ def characters(name):
     tokenizer.decoder = decoder
     special = ["<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] * byte_fallback
     trainer = trainers.BpeTrainer(vocab_size=2000, show_progress=False, special_tokens=special)
-    tokenizer.train([str(path) for path in LICENCES[:6]], trainer)
+    tokenizer.train(TRAINED_ON, trainer)
     if pre_tokenizer is None:
         # As files have it: bytes are plain tokens, and nothing splits text.
         state = json.loads(tokenizer.to_str())
@@ -135,61 +120,6 @@ def characters(name):
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if "<0x" not in token["content"]]
     return Tokenizer.from_str(json.dumps(state))
-
-
-def random_text(rng):
-    """Of scripts and planes, with white space of all kinds."""
-    ranges = [(0x20, 0x7e), (0xa0, 0x24f), (0x300, 0x36f), (0x370, 0x5ff), (0x900, 0xe7f),
-              (0x1e00, 0x206f), (0x2580, 0x2582), (0x3000, 0x30ff), (0x4e00, 0x4fff),
-              (0xac00, 0xacff), (0x1f300, 0x1f64f)]
-    parts = []
-    for _ in range(rng.randint(1, 40)):
-        low, high = rng.choice(ranges)
-        parts.append("".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 6))))
-        parts.append(rng.choice(["", "", " ", "  ", "\n", "\t", "\r\n", " 12345 ", "'s", MARK]))
-    return "".join(parts)
-
-
-def texts_of(rng):
-    licences = [path.read_text() for path in LICENCES]
-    for index in range(TEXTS):
-        if index % 2:
-            yield random_text(rng)
-        else:
-            text = rng.choice(licences)
-            begin = rng.randrange(len(text))
-            yield text[begin:begin + rng.randint(1, 300)]
-
-
-def with_added(rng, texts):
-    for text in texts:
-        for token in rng.sample(ADDED, 3):
-            at = rng.randrange(len(text) + 1)
-            text = text[:at] + rng.choice(["", " ", "  \n"]) + token.content + text[at:]
-        yield text
-
-
-def ask(folder, questions):
-    lines = "".join(json.dumps(question) + "\n" for question in questions)
-    run = subprocess.run([TOOL, folder], input=lines, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return [json.loads(line) for line in run.stdout.split("\n")[:-1]]
-
-
-def expect_the_same(tokenizer, folder, seed, added):
-    rng = random.Random(seed)
-    texts = list(texts_of(rng))
-    if added:
-        texts = list(with_added(rng, texts))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    encoded = ask(folder, [{"text": text, "special": True} for text in texts])
-    for text, ids, wanted in zip(texts, encoded, expected):
-        assert ids == wanted, repr(text)
-    decoded = ask(folder, [{"ids": ids} for ids in expected])
-    for ids, got in zip(expected, decoded):
-        wanted = tokenizer.decode(ids, skip_special_tokens=True)
-        assert got == {"text": wanted, "streamed": wanted}, ids
 
 
 @pytest.mark.parametrize("ignore_merges", [False, True], ids=["merges", "whole pieces"])
@@ -213,10 +143,16 @@ def test_added_tokens(make, name, tmp_path):
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda s: s["model"].update(type="Unigram"), "the model 'Unigram'"),
-    (lambda s: s.update(normalizer={"type": "Lowercase"}), "the normalizer 'Lowercase'"),
-    (lambda s: s.update(decoder={"type": "WordPiece"}), "fuse_unk false"),
-    (lambda s: s["pre_tokenizer"].update(add_prefix_space=True), "the pre-tokenizer"),
+    (lambda s: s["model"].update(type="WordLevel"), "the model 'WordLevel'"),
+    (lambda s: s["model"].update(type="Unigram"), "ByteLevel without such a decoder"),
+    (lambda s: s.update(normalizer={"type": "Elsewhere"}), "the normalizer 'Elsewhere'"),
+    (lambda s: s.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAA"}),
+     "precompiled_charsmap has 2 bytes"),
+    (lambda s: s.update(pre_tokenizer={"type": "UnicodeScripts"}), "the pre-tokenizer 'UnicodeScripts'"),
+    (lambda s: s.update(pre_tokenizer={"type": "Whitespace"}), "that does not end with ByteLevel"),
+    (lambda s: s.update(decoder={"type": "CTC"}), "the decoder 'CTC'"),
+    (lambda s: s.update(post_processor={"type": "Elsewhere"}), "the post_processor 'Elsewhere'"),
+    (lambda s: s["model"].update(end_of_word_suffix="</w>"), "end_of_word_suffix '</w>'"),
     (lambda s: s.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated", "invert": False},
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}),

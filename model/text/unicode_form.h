@@ -1,0 +1,16 @@
+// Unicode's normalisation forms (UAX 15). Pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace flotilla::model {
+
+enum class UnicodeForm : uint8_t { kNfc, kNfd, kNfkc, kNfkd };
+
+// Returns `text`, which is valid UTF-8, in a form. Takes time in proportion to the text, also where
+// it has long runs of accents.
+std::string InForm(UnicodeForm form, std::string_view text);
+
+}  // namespace flotilla::model

@@ -1,0 +1,76 @@
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "common/types/text.h"
+#include "model/text/piece_model.h"
+#include "model/text/trie.h"
+#include "model/text/vocabulary_trie.h"
+
+namespace flotilla::model {
+namespace {
+
+class WordPiece final : public PieceModel {
+ public:
+  WordPiece(Trie beginnings, Trie rests, const PieceVocabulary& vocabulary)
+      : beginnings_(std::move(beginnings)),
+        rests_(std::move(rests)),
+        unknown_(vocabulary.unknown),
+        max_characters_(vocabulary.max_word_characters) {}
+
+  void Encode(std::string_view piece, std::vector<TokenId>& out) const override {
+    const size_t begin = out.size();
+    bool known = !TooLong(piece);
+    for (size_t at = 0; known && at < piece.size();) {
+      size_t longest = 0;
+      TokenId token = -1;
+      (at == 0 ? beginnings_ : rests_)
+          .ForEachPrefix(piece.substr(at), [&](size_t bytes, TokenId id) {
+            // A token that ends inside a character is none of this word.
+            if (at + bytes < piece.size() &&
+                (static_cast<uint8_t>(piece[at + bytes]) & 0xc0) == 0x80) {
+              return;
+            }
+            longest = bytes;
+            token = id;
+          });
+      known = longest > 0;
+      at += longest;
+      if (known) out.push_back(token);
+    }
+    if (known) return;
+    out.resize(begin);
+    if (unknown_ >= 0) out.push_back(unknown_);
+  }
+
+ private:
+  bool TooLong(std::string_view piece) const {
+    if (piece.size() <= max_characters_) return false;
+    const auto begins = [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; };
+    return static_cast<size_t>(std::ranges::count_if(piece, begins)) > max_characters_;
+  }
+
+  const Trie beginnings_;  // of words
+  const Trie rests_;       // of words, without the prefix of such tokens
+  const TokenId unknown_;
+  const size_t max_characters_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<const PieceModel>> MakeWordPiece(const PieceVocabulary& vocabulary) {
+  std::vector<std::string_view> rests(vocabulary.texts.size());
+  for (size_t id = 0; id < rests.size(); ++id) {
+    const std::string_view text = vocabulary.texts[id];
+    if (text.starts_with(vocabulary.word_prefix)) {
+      rests[id] = text.substr(vocabulary.word_prefix.size());
+    }
+  }
+  auto beginnings = VocabularyTrie(vocabulary.texts);
+  if (!beginnings.ok()) return beginnings.status();
+  auto behind = VocabularyTrie(rests);
+  if (!behind.ok()) return behind.status();
+  return std::make_unique<WordPiece>(*std::move(beginnings), *std::move(behind), vocabulary);
+}
+
+}  // namespace flotilla::model

@@ -1,0 +1,250 @@
+// The parts of tokenizers with files that nobody trained, and with long texts. What ordinary files
+// mean is compared with the reference tokenizers in tests/model/tokenizers.
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/detokenizer.h"
+#include "model/huggingface/sentencepiece_model.h"
+#include "model/text/character_map.h"
+#include "model/text/normalizer.h"
+#include "model/text/splitter.h"
+#include "model/text/token_text.h"
+#include "model/tokenizer.h"
+#include "model/utf8.h"
+
+namespace flotilla::model {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Kind = TextStep::Kind;
+
+const std::string kMark = "\xe2\x96\x81";
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+std::string U32(uint32_t value) {
+  std::string bytes;
+  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(value >> 8 * i);
+  return bytes;
+}
+
+TEST(CharacterMap, BytesThatAreNoMapAreRefused) {
+  const auto refusal = [](const std::string& bytes) {
+    return Message(CharacterMap::Create(bytes).status());
+  };
+  EXPECT_THAT(refusal("abc"), HasSubstr("has 3 bytes, not at least 4"));
+  EXPECT_THAT(refusal(U32(0)), HasSubstr("an array of 0 bytes"));
+  EXPECT_THAT(refusal(U32(6) + "abcdef"), HasSubstr("an array of 6 bytes"));
+  EXPECT_THAT(refusal(U32(8) + U32(0)), HasSubstr("(wanted: a multiple of 4 up to 4)"));
+  EXPECT_THAT(refusal(U32(4) + U32(0) + "\xff"), HasSubstr("not UTF-8 at byte 8"));
+}
+
+// Arrays of random units: whatever they say, a text stays UTF-8 and takes no time.
+TEST(CharacterMap, NoArrayLeadsOutside) {
+  size_t found = 0;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::string units;
+    for (uint32_t i = 0; i < 256; ++i) {
+      // A leaf, or a child where it lies with any offset. The first byte counts from unit 0.
+      const uint32_t child = i | (random() % 2) << 8 | (random() % 300) << 10;
+      units += U32(i == 0 ? 0 : random() % 3 == 0 ? 1u << 31 | random() % 8 : child);
+    }
+    const std::string bytes =
+        U32(static_cast<uint32_t>(units.size())) + units + std::string("x\0\xc3\xa9\0", 5);
+    for (const uint32_t flags : {0u, uint32_t{TextStep::kLongest}}) {
+      const TextStep step{.kind = Kind::kPrecompiled, .flags = flags, .text = bytes};
+      const auto normalizer = Normalizer::Create({&step, 1});
+      ASSERT_TRUE(normalizer.ok()) << normalizer.status();
+      std::string text = "abc \xc3\xa9\xe4\xb8\xad\xcc\x81 z";
+      const std::string before = text;
+      bool keeps_begin = false;
+      if (!normalizer->Apply(text, keeps_begin).ok()) continue;
+      EXPECT_EQ(FindInvalidUtf8(text), std::string::npos);
+      found += text != before;
+    }
+  }
+  EXPECT_GT(found, 10u);
+}
+
+// An array whose walk never ends: each "a" leads back to the same unit.
+TEST(CharacterMap, AWalkInCirclesEnds) {
+  std::vector<uint32_t> units(256, 0);
+  units['a'] = 'a' | ('a' << 10);  // 'a' ^ 'a' is where the next byte counts from
+  units[0] = 0;
+  std::string packed;
+  for (const uint32_t unit : units) packed += U32(unit);
+  const auto map = CharacterMap::Create(U32(static_cast<uint32_t>(packed.size())) + packed);
+  ASSERT_TRUE(map.ok());
+  const std::string text(1 << 20, 'a');
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(map->Find(text, /*longest=*/true).has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+}
+
+TEST(Normalizer, TextsDoNotGrowWithoutBound) {
+  const TextStep grow{.kind = Kind::kReplace, .pattern = "a", .text = std::string(200, 'a')};
+  const std::vector<TextStep> steps(8, grow);
+  const auto normalizer = Normalizer::Create(steps);
+  ASSERT_TRUE(normalizer.ok());
+  std::string text(1000, 'a');
+  bool keeps_begin = true;
+  EXPECT_THAT(Message(normalizer->Apply(text, keeps_begin)), HasSubstr("longer than 36096 bytes"));
+  const std::vector<TextStep> many(17, grow);
+  EXPECT_THAT(Message(Normalizer::Create(many).status()), HasSubstr("17 steps, not at most 16"));
+  const TextStep wide{.kind = Kind::kPrepend, .text = std::string(257, 'a')};
+  EXPECT_THAT(Message(Normalizer::Create({&wide, 1}).status()), HasSubstr("puts 257 bytes"));
+  const TextStep splits{.kind = Kind::kDigits};
+  EXPECT_TRUE(absl::IsUnimplemented(Normalizer::Create({&splits, 1}).status()));
+}
+
+TEST(Normalizer, WhiteSpaceAsSentencePieceHasIt) {
+  const auto apply = [](uint32_t flags, std::string text) {
+    const TextStep step{.kind = Kind::kSentencePiece, .flags = flags};
+    bool keeps_begin = true;
+    EXPECT_TRUE(Normalizer::Create({&step, 1})->Apply(text, keeps_begin).ok());
+    std::string shown;
+    for (size_t at = 0; at < text.size(); ++at) {
+      if (text.compare(at, 3, kMark) == 0) {
+        shown += '_';
+        at += 2;
+      } else {
+        shown += text[at];
+      }
+    }
+    return shown;
+  };
+  EXPECT_EQ(apply(0, " a  b "), "_a__b_");
+  EXPECT_EQ(apply(TextStep::kSpaceFirst, " a  b "), "__a__b_");
+  EXPECT_EQ(apply(TextStep::kExtraSpaces, "  a  b "), "a_b");
+  EXPECT_EQ(apply(TextStep::kExtraSpaces | TextStep::kSpaceFirst, "  a  b "), "_a_b");
+  EXPECT_EQ(apply(TextStep::kExtraSpaces | TextStep::kSpaceBehind, "  a  b "), "a_b_");
+  EXPECT_EQ(apply(TextStep::kExtraSpaces | TextStep::kSpaceFirst, "   "), "");
+}
+
+TEST(TokenText, WhatNeedsManyTokensIsRefused) {
+  const std::vector<TextStep> replaces = {{.kind = Kind::kFuse},
+                                          {.kind = Kind::kReplace, .pattern = "a", .text = "b"}};
+  EXPECT_THAT(Message(TokenText::Create(replaces).status()), HasSubstr("behind Fuse"));
+  const TextStep changes{.kind = Kind::kNfc};
+  EXPECT_TRUE(absl::IsUnimplemented(TokenText::Create({&changes, 1}).status()));
+}
+
+// "_a", "b", "ab" and more, with <unk>, </s> and a token that is added.
+TokenizerBundle Pieces(std::string_view kind) {
+  TokenizerBundle bundle;
+  bundle.kind = kind;
+  bundle.tokens = {"<unk>", "</s>", "<x>", kMark + "a", "b", "ab", "a", "##b", "##ab", kMark};
+  bundle.kinds.assign(bundle.tokens.size(), TokenKind::kNormal);
+  bundle.kinds[0] = TokenKind::kUnknown;
+  bundle.kinds[1] = TokenKind::kControl;
+  bundle.kinds[2] = TokenKind::kUserDefined;
+  bundle.scores = {0, 0, 0, -1, -2, -3, -3.5, -9, -9, -1};
+  bundle.unknown = 0;
+  bundle.suffix = {1};
+  bundle.word_prefix = "##";
+  bundle.max_word_characters = 100;
+  TextSteps& steps = bundle.steps.emplace();
+  if (kind == "t5") {
+    steps.pre_tokenizer = {
+        {.kind = Kind::kMetaspace, .flags = TextStep::kSpaceAlways | TextStep::kEach}};
+    steps.decoder = {{.kind = Kind::kMetaspace, .flags = TextStep::kSpaceAlways}};
+  } else {
+    steps.pre_tokenizer = {{.kind = Kind::kWhitespaceSplit}};
+    steps.decoder = {{.kind = Kind::kWordPiece, .pattern = "##"}};
+  }
+  return bundle;
+}
+
+TEST(PieceModels, FindTheBestTokens) {
+  const auto unigram = Tokenizer::Create(Pieces("t5"));
+  ASSERT_TRUE(unigram.ok()) << unigram.status();
+  EXPECT_THAT(*unigram->Encode("abab b"), ElementsAre(3, 4, 5, 9, 4));  // -1 -2 -3, -1 -2
+  EXPECT_THAT(*unigram->Encode("a", {.add_special = true}), ElementsAre(3, 1));
+  // What no token has is one token, however long, and control tokens in text are text.
+  EXPECT_THAT(*unigram->Encode("axyzb"), ElementsAre(3, 0, 4));
+  EXPECT_THAT(*unigram->Encode("a</s>"), ElementsAre(3, 0));
+  EXPECT_THAT(*unigram->Encode("a</s>", {.parse_special = true}), ElementsAre(3, 1));
+  EXPECT_THAT(*unigram->Encode("a<x>b"), ElementsAre(3, 2, 9, 4));
+  EXPECT_EQ(unigram->Encode("abab b", {.max_tokens = 4}).status().code(),
+            absl::StatusCode::kOutOfRange);
+  const std::vector<TokenId> ids = {3, 4, 9, 4};
+  EXPECT_EQ(unigram->Decode(ids), "ab b");
+  IncrementalDetokenizer goes_on(&*unigram);  // a completion does not begin a text
+  EXPECT_EQ(goes_on.Push(3), " a");
+
+  // An unknown character costs 10 more than the worst token: "_ab" has -3, "_a" and "b" 5 - 13.
+  TokenizerBundle dear = Pieces("t5");
+  dear.tokens[4] = dear.tokens[7] = dear.tokens[8] = dear.tokens[9] = "zz";
+  dear.scores = {0, 0, 0, 5, -2, -3, 5, -2, -2, -2};
+  dear.tokens[5] = kMark + "ab";
+  EXPECT_THAT(*Tokenizer::Create(dear)->Encode("ab"), ElementsAre(5));
+
+  const auto word_piece = Tokenizer::Create(Pieces("bert"));
+  ASSERT_TRUE(word_piece.ok()) << word_piece.status();
+  EXPECT_THAT(*word_piece->Encode("abab a b ac aabb"), ElementsAre(5, 8, 6, 4, 0, 6, 8, 7));
+  EXPECT_THAT(*word_piece->Encode(std::string(101, 'b')), ElementsAre(0));
+  EXPECT_EQ(word_piece->Encode(std::string(100, 'b'))->size(), 100u);
+  const std::vector<TokenId> words = {5, 8, 6, 4};
+  EXPECT_EQ(word_piece->Decode(words), "abab a b");
+}
+
+TEST(PieceModels, VocabulariesThatContradictThemselvesAreRefused) {
+  TokenizerBundle bundle = Pieces("t5");
+  bundle.scores.pop_back();
+  EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("10 tokens and 9 scores"));
+  bundle.scores.push_back(std::numeric_limits<double>::infinity());
+  EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("not a finite number"));
+  bundle = Pieces("bert");
+  bundle.tokens[5] = std::string(513, 'a');
+  EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("token 5 has 513 bytes"));
+  bundle.steps.reset();
+  EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("'bert' has no steps"));
+}
+
+// Quadratic work would take hours here.
+TEST(PieceModels, MegabyteWithoutASpace) {
+  for (const char* kind : {"t5", "bert"}) {
+    TokenizerBundle bundle = Pieces(kind);
+    bundle.max_word_characters = 1 << 30;
+    const auto tokenizer = Tokenizer::Create(bundle);
+    ASSERT_TRUE(tokenizer.ok());
+    for (const std::string unit : {"a", "ab", "b", "\xe4\xb8\xad"}) {
+      std::string text;
+      while (text.size() < 1 << 20) text += unit;
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_TRUE(tokenizer->Encode(text).ok());
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    }
+  }
+}
+
+// A message of a protobuf that is cut anywhere, or changed anywhere, is read without harm.
+TEST(SentencePieceModel, MutationsDoNoHarm) {
+  const std::string piece = std::string("\x0a\x08\x0a\x01", 4) + "a" + "\x15" + U32(0xbf800000);
+  const std::string model = piece + piece + std::string("\x12\x02\x18\x02", 4);
+  ASSERT_TRUE(ReadSentencePieceModel(model).ok());
+  EXPECT_THAT(ReadSentencePieceModel(model)->scores, ElementsAre(-1, -1));
+  for (size_t at = 0; at < model.size(); ++at) {
+    static_cast<void>(ReadSentencePieceModel(model.substr(0, at)));
+    for (int byte = 0; byte < 256; ++byte) {
+      std::string changed = model;
+      changed[at] = static_cast<char>(byte);
+      const auto read = ReadSentencePieceModel(changed);
+      if (read.ok()) static_cast<void>(Tokenizer::Create(*read));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::model
