@@ -57,12 +57,6 @@ KvCacheManager::KvCacheManager(const ExecutorDescription& description, bool pref
   group_of_.assign(std::size_t{pool_.total()} + 1, 0);
 }
 
-std::uint64_t KvCacheManager::EntriesFor(std::uint64_t positions) const {
-  std::uint64_t entries = 0;
-  for (const KvGroup& group : groups_) entries += TableEntries(group, positions);
-  return entries;
-}
-
 std::uint64_t KvCacheManager::BlocksFor(std::uint64_t positions) const {
   std::uint64_t blocks = 0;
   for (const KvGroup& group : groups_) blocks += MostNamed(group, positions, 0);

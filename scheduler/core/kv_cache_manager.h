@@ -63,8 +63,6 @@ class KvCacheManager {
   std::size_t group_count() const { return groups_.size(); }
   std::uint64_t digest() const { return digest_.value(); }
 
-  // The entries of the tables of all groups for `positions` positions of one sequence.
-  std::uint64_t EntriesFor(std::uint64_t positions) const;
   // The blocks that a sequence of `positions` positions has when it decodes.
   std::uint64_t BlocksFor(std::uint64_t positions) const;
   // What a sequence grows by for `tokens` more tokens at most: in groups that keep every position,
