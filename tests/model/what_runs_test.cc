@@ -1,4 +1,4 @@
-// Checks that README's section "What runs" agrees with the tables of the code.
+// Checks that README's section "What runs" and docs/models.md agree with the tables of the code.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -37,9 +37,30 @@ Names RowOf(const std::string& title) {
   return names;
 }
 
+// The word in backquotes in a cell; empty: there is none.
+std::string WordOf(const std::string& cell) {
+  const std::vector<std::string> parts = absl::StrSplit(cell, '`');
+  return parts.size() < 3 ? "" : parts[1];
+}
+
+// Each row of the table of architectures has a name that the code knows, in one of its two columns
+// of names, and the code knows no other.
 TEST(WhatRunsTest, Architectures) {
-  const auto known = KnownArchitectures();
-  EXPECT_EQ(RowOf("architecture"), Names(known.begin(), known.end()));
+  const auto list = KnownArchitectures();
+  const Names known(list.begin(), list.end());
+  Names found;
+  std::ifstream file("docs/models.md");
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("## ")) inside = line == "## Architectures";
+    const std::vector<std::string> cells = absl::StrSplit(line, '|');
+    if (!inside || cells.size() != 7 || WordOf(cells[5]).empty()) continue;
+    const std::string hf = WordOf(cells[2]), llama_cpp = WordOf(cells[3]);
+    const std::string name = known.contains(hf) ? hf : llama_cpp;
+    EXPECT_TRUE(known.contains(name)) << line;
+    found.insert(name);
+  }
+  EXPECT_EQ(found, known);
 }
 
 TEST(WhatRunsTest, WeightFormats) {

@@ -3,6 +3,7 @@
 // (tests/data/made).
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -23,82 +24,23 @@
 
 namespace flotilla::testing {
 
-// Those with weights: folders of tests/data/tiny.
-inline constexpr const char* kTinyCases[] = {"bloom_alibi",
-                                             "cohere",
-                                             "cohere2",
-                                             "deepseek_v2_mla",
-                                             "deepseek_v3_mla",
-                                             "falcon_gqa",
-                                             "falcon_mqa",
-                                             "gemma",
-                                             "gemma2",
-                                             "gemma3_text",
-                                             "glm4",
-                                             "gpt2",
-                                             "gpt_bigcode_mqa",
-                                             "gpt_neox",
-                                             "gpt_oss",
-                                             "gptj",
-                                             "granite",
-                                             "llama",
-                                             "llama3_rope",
-                                             "llama_yarn",
-                                             "mistral_swa",
-                                             "mixtral",
-                                             "olmo2",
-                                             "opt",
-                                             "phi",
-                                             "phi3",
-                                             "qwen2",
-                                             "qwen3",
-                                             "qwen3_moe",
-                                             "smollm3_nope",
-                                             "stablelm",
-                                             "starcoder2"};
-
-// Those whose weights are made: folders of tests/data/made. Each varies one of the others, but
-// phi3_longrope and qwen2_moe.
-inline constexpr const char* kMadeCases[] = {"bloom_alibi",
-                                             "cohere",
-                                             "cohere2",
-                                             "deepseek_v2_mla",
-                                             "deepseek_v3_mla",
-                                             "falcon_gqa",
-                                             "falcon_mqa",
-                                             "gemma",
-                                             "gemma2",
-                                             "gemma3_text",
-                                             "glm4",
-                                             "gpt2",
-                                             "gpt_bigcode_mqa",
-                                             "gpt_neox",
-                                             "gpt_oss",
-                                             "gptj",
-                                             "granite",
-                                             "llama",
-                                             "llama3_rope",
-                                             "llama_yarn",
-                                             "mistral_swa",
-                                             "mixtral",
-                                             "olmo2",
-                                             "opt",
-                                             "phi",
-                                             "phi3",
-                                             "phi3_longrope",
-                                             "qwen2",
-                                             "qwen2_moe",
-                                             "qwen3",
-                                             "qwen3_moe",
-                                             "smollm3_nope",
-                                             "stablelm",
-                                             "starcoder2"};
+// The folders of tests/data/`kind`, which is "tiny" (those with weights) or "made" (those whose
+// weights are made), by name. They are read from the root of the project.
+inline std::vector<std::string> CaseNames(const std::string& kind) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/data/" + kind)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 // All of them, for ReadTinyCase.
 inline std::vector<std::string> AllTinyCases() {
   std::vector<std::string> paths;
-  for (const char* name : kTinyCases) paths.push_back(absl::StrCat("tiny/", name));
-  for (const char* name : kMadeCases) paths.push_back(absl::StrCat("made/", name));
+  for (const char* kind : {"tiny", "made"}) {
+    for (const std::string& name : CaseNames(kind)) paths.push_back(absl::StrCat(kind, "/", name));
+  }
   return paths;
 }
 // The name of a test of the case.

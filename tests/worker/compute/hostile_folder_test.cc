@@ -104,7 +104,7 @@ bool Serve(const std::string& folder) {
   return true;
 }
 
-class HostileFolderTest : public ::testing::TestWithParam<const char*> {};
+class HostileFolderTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(HostileFolderTest, IsRefusedOrServed) {
   const testing::ScratchDirectory scratch;
@@ -131,12 +131,12 @@ TEST_P(HostileFolderTest, IsRefusedOrServed) {
     served += Serve(folder);
     if (HasFailure()) return;
   }
-  std::printf("%s: %d of %d served\n", GetParam(), served, mutations);
+  std::printf("%s: %d of %d served\n", GetParam().c_str(), served, mutations);
   EXPECT_LT(served, mutations);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiny, HostileFolderTest, ::testing::ValuesIn(testing::kTinyCases),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Tiny, HostileFolderTest, ::testing::ValuesIn(testing::CaseNames("tiny")),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace flotilla::worker
