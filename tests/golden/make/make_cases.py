@@ -40,6 +40,7 @@ OWN = {
         "moe_intermediate_size": 72, "shared_expert_intermediate_size": 80,
         "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
+    "ernie4_5": ("llama", {"model_type": "ernie4_5", "use_bias": True}),
     # All prompts are longer than the first context, so that the long factors count.
     "phi3_longrope": ("phi3", {
         "original_max_position_embeddings": 8,
