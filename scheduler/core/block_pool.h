@@ -1,7 +1,7 @@
 // BlockPool: counts exactly how many tables use each block of the KV pool.
 //
 // Block 0 is the null block and is never handed out. Every other block is free, cached or
-// used: free + cached + used = total. At least one table names a used block. No table
+// used: free + cached + used = total. At least one table or copy names a used block. None
 // names a cached block, but its contents are kept until its block is needed; the least
 // recently used one goes first. KvCacheManager owns the pool; one thread.
 #pragma once
@@ -40,14 +40,21 @@ class BlockPool {
   // Marks `block`, which is used: its contents are kept until Take evicts it.
   void Keep(BlockId block) { states_[block.value()].kept = true; }
   bool kept(BlockId block) const { return states_[block.value()].kept; }
-  // The number of tables that name `block`; 0 when it is free or cached.
+  // Sets whether one of the references to `block` is that of a copy to or from a tier.
+  void SetCopying(BlockId block, bool copying) { states_[block.value()].copying = copying; }
+  // The number of tables and copies that name `block`; 0 when it is free or cached.
   std::uint32_t references(BlockId block) const { return states_[block.value()].references; }
+  // The number of tables that do.
+  std::uint32_t tables(BlockId block) const {
+    return references(block) - std::uint32_t{states_[block.value()].copying};
+  }
   bool cached(BlockId block) const { return kept(block) && references(block) == 0; }
 
  private:
   struct State {
     std::uint32_t references = 0;
     bool kept = false;
+    bool copying = false;
     // The neighbours in the list of cached blocks. Block 0 is the head of the list.
     std::uint32_t previous = 0, next = 0;
   };

@@ -330,8 +330,8 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
   for (const TableIndex at : request.sequences) {
     Sequence& sequence = sequences[at];
     if (sequence.open()) {
-      const absl::Span<const BlockId> indexed = epoch->kv.IndexedBlocks(sequence);
-      blocks.insert(blocks.end(), indexed.begin(), indexed.end());
+      const std::vector<BlockId> more = epoch->kv.BlocksToStore(sequence);
+      blocks.insert(blocks.end(), more.begin(), more.end());
       Detach(sequence);
     }
     LeaveRunning(at);
@@ -342,8 +342,8 @@ void CoreState::Preempt(TableIndex index, TableIndex winner) {
                     .decoding = decoded,
                     .blocks = available() - before,
                     .swap_ns = tiers.SwapNs(),
-                    .recompute_ns = RecomputeNs()};
-  const KvCacheManager::Stored stored = epoch->kv.Store(blocks, record.recompute_ns);
+                    .recompute_ns = epoch->kv.RecomputeNs(RecomputeNs())};
+  const KvCacheManager::Stored stored = epoch->kv.Store(blocks, RecomputeNs());
   record.swapped_blocks = stored.kept;
   record.reason = stored.kept > 0    ? PreemptionReason::kSwapped
                   : !tiers.any()     ? PreemptionReason::kNoTier

@@ -229,7 +229,7 @@ struct CoreState {
   std::int64_t PredictWaitNs(const ForecastEntry& entry) const;
   // Learns how many blocks can be used from a plan that was just made.
   void LearnUsableBlocks();
-  // The predicted time to recompute one block of K and V.
+  // The predicted time to recompute the K and V of one block of tokens.
   std::int64_t RecomputeNs() const;
   // The sequences that run, as decodes.
   StepShape RunningShape() const;

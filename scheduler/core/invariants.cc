@@ -41,7 +41,7 @@ std::uint64_t KeptBlocks(const CoreState& state) {
     // What another request shares does not come back when this one has seen the last of it.
     std::uint64_t secure = held.size();
     for (const BlockId block : in_windows) {
-      secure += block != kNullBlock && state.epoch->kv.pool().references(block) == names[block];
+      secure += block != kNullBlock && state.epoch->kv.pool().tables(block) == names[block];
     }
     const std::uint64_t most = state.MostBlocks(request);
     kept += most - std::min(most, secure);

@@ -20,11 +20,11 @@ bool Any(const std::vector<KvGroup>& groups, KvGroup::Kind kind) {
                      [kind](const KvGroup& group) { return group.kind == kind; });
 }
 
-// Tiers hold copies of blocks one by one, so they need models in which a block of tokens has one.
-std::vector<KvTier> TiersOf(const ExecutorDescription& description) {
-  const bool one =
-      description.groups.size() == 1 && description.groups[0].kind == KvGroup::Kind::kFull;
-  return one ? description.tiers : std::vector<KvTier>();
+std::int64_t FullGroups(const std::vector<KvGroup>& groups) {
+  const auto full = std::count_if(groups.begin(), groups.end(), [](const KvGroup& group) {
+    return group.kind == KvGroup::Kind::kFull;
+  });
+  return full > 0 ? full : std::max<std::int64_t>(static_cast<std::int64_t>(groups.size()), 1);
 }
 
 std::unique_ptr<PrefixIndex> MakeIndex(const ExecutorDescription& description, bool prefix_cache) {
@@ -35,9 +35,9 @@ std::unique_ptr<PrefixIndex> MakeIndex(const ExecutorDescription& description, b
   if (!alike || Any(groups, KvGroup::Kind::kState) || groups.size() > PrefixPath::kMostGroups) {
     return nullptr;
   }
-  const std::vector<KvTier> tiers = TiersOf(description);
-  if (!prefix_cache && tiers.empty()) return nullptr;
-  return std::make_unique<PrefixIndex>(description.block_count + SlotsOf(tiers), groups.size());
+  if (!prefix_cache && description.tiers.empty()) return nullptr;
+  return std::make_unique<PrefixIndex>(description.block_count + SlotsOf(description.tiers),
+                                       groups.size());
 }
 
 }  // namespace
@@ -46,10 +46,10 @@ KvCacheManager::KvCacheManager(const ExecutorDescription& description, bool pref
     : groups_(description.groups),
       slack_(RowsOfPlans(description)),
       has_windows_(Any(description.groups, KvGroup::Kind::kWindow)),
+      full_groups_(FullGroups(description.groups)),
       pool_(description.block_count),
       index_(MakeIndex(description, prefix_cache)),
-      tiers_(TiersOf(description), index_.get()),
-      copying_(std::size_t{pool_.total()} + 1, false),
+      tiers_(description.tiers, groups_, index_.get()),
       to_store_(pool_.total()),
       written_now_(pool_.total()) {
   if (index_ == nullptr) return;
@@ -231,16 +231,33 @@ std::uint64_t KvCacheManager::SecureBlocks(const std::vector<const Sequence*>& s
     std::sort(named.begin(), named.end());
     for (std::size_t at = 0, next = 0; at < named.size(); at = next) {
       while (next < named.size() && named[next] == named[at]) ++next;
-      secure += !IsWindow(g) || pool_.references(named[at]) == next - at;
+      secure += !IsWindow(g) || pool_.tables(named[at]) == next - at;
     }
   }
   return secure;
 }
 
-absl::Span<const BlockId> KvCacheManager::IndexedBlocks(const Sequence& sequence) const {
+std::vector<BlockId> KvCacheManager::BlocksToStore(const Sequence& sequence) const {
   const Holding& holding = Of(sequence);
-  if (holding.indexed_blocks == 0) return {};
-  return absl::MakeConstSpan(holding.tables[0]).first(holding.indexed_blocks);
+  const std::uint32_t blocks = holding.indexed_blocks;
+  std::vector<BlockId> stored;
+  PrefixNode node = holding.indexed;
+  for (std::uint32_t at = blocks; at-- > 0; node = index_->parent(node)) {
+    // A tier takes a block of a window after those that keep every position.
+    for (const bool windows : {true, false}) {
+      for (std::size_t g = 0; g < groups_.size(); ++g) {
+        if (IsWindow(g) != windows || at < groups_[g].UnneededBlocks(blocks * block_tokens())) {
+          continue;
+        }
+        // The sequence may have given a block of a window back.
+        const BlockId block = windows ? index_->block(node, g) : holding.tables[g][at];
+        if (block == kNullBlock) return {};
+        stored.push_back(block);
+      }
+    }
+  }
+  std::reverse(stored.begin(), stored.end());
+  return stored;
 }
 
 void KvCacheManager::Forget(const Sequence& sequence) {
@@ -248,7 +265,7 @@ void KvCacheManager::Forget(const Sequence& sequence) {
 }
 
 KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const Request& request,
-                                                 std::int64_t recompute_ns) {
+                                                 std::int64_t block_ns) {
   if (index_ == nullptr || request.wants_prompt_rows()) return {};
   const std::uint32_t size = block_tokens();
   const std::size_t reusable = std::size_t{ReusableBlocks(sequence, request)} * size;
@@ -257,14 +274,25 @@ KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const
   const auto windows = static_cast<std::uint32_t>(
       std::count_if(groups_.begin(), groups_.end(),
                     [](const KvGroup& group) { return group.kind == KvGroup::Kind::kWindow; }));
-  return {.node = path.ready() == 0 ? kNoPrefix : path.node(path.ready() - 1),
-          .blocks = path.ready(),
-          .secure = path.ready() * (static_cast<std::uint32_t>(groups_.size()) - windows),
-          .pinned = path.unnamed(),
-          .pinned_in_windows = path.unnamed_in_windows(),
-          .counted_on = path.counted_on(),
-          .in_tiers = path.InTiers(tiers_.WorthLoading(recompute_ns)),
-          .loading = path.loading()};
+  Match match{.node = path.ready() == 0 ? kNoPrefix : path.node(path.ready() - 1),
+              .blocks = path.ready(),
+              .secure = path.ready() * (static_cast<std::uint32_t>(groups_.size()) - windows),
+              .pinned = path.unnamed(),
+              .pinned_in_windows = path.unnamed_in_windows(),
+              .counted_on = path.counted_on(),
+              .loading = path.loading()};
+  const PrefixPath::Longer& longer = path.WithTiers(tiers_.WorthLoading(RecomputeNs(block_ns)));
+  if (longer.blocks <= match.blocks) return match;
+  // The windows of a short hit can cost more than to compute it.
+  std::int64_t read_ns = 0;
+  for (std::uint32_t t = 0; t < longer.from_tier.size(); ++t) {
+    read_ns += longer.from_tier[t] * CopyNs(BackgroundCopy::Kind::kIn, t);
+  }
+  if (read_ns >= (longer.blocks - match.blocks) * block_ns) return match;
+  match.in_tiers = longer.reads;
+  match.longer = longer.blocks;
+  match.longer_pinned = longer.unnamed;
+  return match;
 }
 
 bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
@@ -307,13 +335,14 @@ void KvCacheManager::Open(Sequence& sequence, const Request& request, const Matc
       for (const BlockId block : hit.blocks) {
         Share(block);
         AddToTable(sequence, GroupIndex(g), block);
-        const TierSlot slot = index_->slot(node_of_[block.value()]);
+        const TierSlot slot = index_->slot(node_of_[block.value()], g);
         if (slot.kept()) tiers_.Use(slot);
-        WantStored(block);
+        if (!IsWindow(g)) WantStored(block);
       }
       holding.shared[g] = match.blocks;
       if (!hit.blocks.empty()) plan.ops.push_back(std::move(hit));
     }
+    WantWindows(match.node, match.blocks);
     SetIndexed(holding, match.node, match.blocks);
     sequence.length.Settle(PositionsOf(match));
   }
@@ -373,8 +402,9 @@ BlockId KvCacheManager::TakeBlock() {
   if (index_ == nullptr) return block;
   if (const PrefixNode node = std::exchange(node_of_[block.value()], kNoPrefix);
       node != kNoPrefix) {
-    evictions_ += !index_->slot(node).kept();
-    index_->SetBlock(node, kNullBlock, group_of_[block.value()]);
+    const std::uint8_t group = group_of_[block.value()];
+    evictions_ += !index_->slot(node, group).kept();
+    index_->SetBlock(node, kNullBlock, group);
     to_store_.Remove(block);
     written_now_.Remove(block);
   }
@@ -424,7 +454,22 @@ void KvCacheManager::SetIndexed(Holding& holding, PrefixNode node, std::uint32_t
 }
 
 void KvCacheManager::WantStored(BlockId block) {
-  if (tiers_.any() && !index_->slot(node_of_[block.value()]).kept()) written_now_.Add(block);
+  if (tiers_.any() && !InTier(block)) written_now_.Add(block);
+}
+
+void KvCacheManager::WantWindows(PrefixNode node, std::uint32_t blocks) {
+  if (!tiers_.any() || !has_windows_) return;
+  std::uint32_t first = blocks;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (IsWindow(g)) first = std::min(first, groups_[g].UnneededBlocks(blocks * block_tokens()));
+  }
+  for (std::uint32_t at = blocks; at-- > first; node = index_->parent(node)) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (!IsWindow(g) || at < groups_[g].UnneededBlocks(blocks * block_tokens())) continue;
+      const BlockId block = index_->block(node, g);
+      if (block != kNullBlock) WantStored(block);
+    }
+  }
 }
 
 bool KvCacheManager::CanAdopt(PrefixNode node, std::size_t group) const {
@@ -443,7 +488,7 @@ void KvCacheManager::Adopt(PrefixNode node, std::size_t group, BlockId block) {
   node_of_[block.value()] = node;
   group_of_[block.value()] = static_cast<std::uint8_t>(group);
   pool_.Keep(block);
-  WantStored(block);
+  if (!IsWindow(group)) WantStored(block);
 }
 
 void KvCacheManager::Publish(const Sequence& sequence, const Request& request,
@@ -468,6 +513,7 @@ void KvCacheManager::Publish(const Sequence& sequence, const Request& request,
         holding.has_duplicates = true;
       }
     }
+    if (at + 1 == (request.prompt_tokens - 1) / block_tokens()) WantWindows(node, at + 1);
   }
 }
 
@@ -514,7 +560,10 @@ void KvCacheManager::Close(const Sequence& sequence, const Request& request) {
     if (at < holding.indexed_blocks) node = index_->parent(node);
   }
   digest_.Close(sequence.handle, request.id, sequence.index);
-  if (holding.indexed_blocks > 0) index_->LetGo(holding.indexed);
+  if (holding.indexed_blocks > 0) {
+    WantWindows(holding.indexed, holding.indexed_blocks);
+    index_->LetGo(holding.indexed);
+  }
   with_duplicates_ -= holding.has_duplicates;
 }
 
@@ -545,23 +594,29 @@ KvCacheManager::CopyInFlight& KvCacheManager::CopyTo(BackgroundCopy::Kind kind,
   }
   to_send_.push_back(++last_copy_);
   return copies_
-      .emplace(last_copy_, CopyInFlight{.kind = kind, .tier = tier, .moves = {}, .nodes = {}})
+      .emplace(last_copy_,
+               CopyInFlight{.kind = kind, .tier = tier, .moves = {}, .nodes = {}, .groups = {}})
       .first->second;
 }
 
-void KvCacheManager::BeginCopyOut(PrefixNode node, TierSlot slot) {
-  const BlockId block = index_->block(node);
-  Share(block);
-  copying_[block.value()] = true;
-  CopyInFlight& copy = CopyTo(BackgroundCopy::Kind::kOut, slot.tier);
+void KvCacheManager::BeginCopy(BackgroundCopy::Kind kind, BlockId block, TierSlot slot) {
+  pool_.SetCopying(block, true);
+  CopyInFlight& copy = CopyTo(kind, slot.tier);
   copy.moves.push_back({.block = block, .slot = slot.slot});
-  copy.nodes.push_back(node);
-  copies_ns_ += CopyNs(copy.kind, slot.tier);
+  copy.nodes.push_back(node_of_[block.value()]);
+  copy.groups.push_back(group_of_[block.value()]);
+  copies_ns_ += CopyNs(kind, slot.tier);
+  if (has_windows_) index_->Log(node_of_[block.value()]);
+}
+
+void KvCacheManager::BeginCopyOut(BlockId block, TierSlot slot) {
+  Share(block);
+  BeginCopy(BackgroundCopy::Kind::kOut, block, slot);
   ++copies_out_;
 }
 
 KvCacheManager::Stored KvCacheManager::Store(const std::vector<BlockId>& blocks,
-                                             std::int64_t recompute_ns) {
+                                             std::int64_t block_ns) {
   Stored stored;
   bool full = !tiers_.any();
   for (const BlockId block : blocks) {
@@ -569,13 +624,13 @@ KvCacheManager::Stored KvCacheManager::Store(const std::vector<BlockId>& blocks,
     const bool unnamed = Unnamed(block);
     stored.able += unnamed;
     if (full) continue;
-    const PrefixNode node = node_of_[block.value()];
-    if (!index_->slot(node).kept()) {
+    if (!InTier(block)) {
       const std::optional<TierSlot> slot =
-          tiers_.Take(node, KvTiers::Cost::kWriteAndReadBack, recompute_ns);
+          tiers_.Take(node_of_[block.value()], group_of_[block.value()],
+                      KvTiers::Cost::kWriteAndReadBack, RecomputeNs(block_ns));
       full = !slot.has_value();
       if (full) continue;
-      BeginCopyOut(node, *slot);
+      BeginCopyOut(block, *slot);
       ++stored.begun;
     }
     stored.kept += unnamed;
@@ -597,12 +652,12 @@ KvCacheManager::StoredAhead KvCacheManager::StoreAhead(const StoreLimits& limits
     const bool unnamed = Unnamed(block);
     if (unnamed && stored.unnamed >= limits.spare) break;
     to_store_.Remove(block);
-    const PrefixNode node = node_of_[block.value()];
-    if (index_->slot(node).kept()) continue;
+    if (InTier(block)) continue;
     const std::optional<TierSlot> slot =
-        tiers_.Take(node, KvTiers::Cost::kReadBack, limits.recompute_ns);
+        tiers_.Take(node_of_[block.value()], group_of_[block.value()], KvTiers::Cost::kReadBack,
+                    RecomputeNs(limits.block_ns));
     if (!slot.has_value()) continue;
-    BeginCopyOut(node, *slot);
+    BeginCopyOut(block, *slot);
     begun_ns += CopyNs(BackgroundCopy::Kind::kOut, slot->tier);
     ++stored.begun;
     stored.unnamed += unnamed;
@@ -611,26 +666,42 @@ KvCacheManager::StoredAhead KvCacheManager::StoreAhead(const StoreLimits& limits
 }
 
 void KvCacheManager::Load(const Sequence& sequence, const Match& match) {
-  // The blocks of the match must not be evicted to make room for those that follow.
-  const std::vector<BlockId> before = BlocksOf(match, 0);
-  for (const BlockId block : before) Share(block);
   const PrefixPath& path = PathOf(sequence);
-  for (std::uint32_t i = 0; i < match.in_tiers; ++i) {
-    const PrefixNode node = path.node(match.blocks + i);
-    const TierSlot slot = index_->slot(node);
+  struct Read {
+    PrefixNode node;
+    std::uint32_t group;
+  };
+  std::vector<Read> reads;
+  // The other blocks of the hit must not be evicted to make room for these.
+  std::vector<BlockId> others;
+  std::vector<std::uint32_t> first;  // [groups] the first block that the hit needs
+  for (const KvGroup& group : groups_) {
+    first.push_back(group.UnneededBlocks(match.longer * block_tokens()));
+  }
+  for (std::uint32_t at = 0; at < match.longer; ++at) {
+    for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+      if (at < first[g]) continue;
+      const BlockId block = index_->block(path.node(at), g);
+      if (block == kNullBlock) {
+        reads.push_back({path.node(at), g});
+      } else {
+        Share(block);
+        others.push_back(block);
+      }
+    }
+  }
+  for (const auto& [node, group] : reads) {
+    const TierSlot slot = index_->slot(node, group);
     tiers_.Pin(slot);
     const BlockId block = TakeBlock();
-    index_->SetBlock(node, block);
+    index_->SetBlock(node, block, group);
     node_of_[block.value()] = node;
+    group_of_[block.value()] = static_cast<std::uint8_t>(group);
     pool_.Keep(block);
-    index_->SetLoading(node, true);
-    copying_[block.value()] = true;
-    CopyInFlight& copy = CopyTo(BackgroundCopy::Kind::kIn, slot.tier);
-    copy.moves.push_back({.block = block, .slot = slot.slot});
-    copy.nodes.push_back(node);
-    copies_ns_ += CopyNs(copy.kind, slot.tier);
+    index_->SetLoading(node, true, group);
+    BeginCopy(BackgroundCopy::Kind::kIn, block, slot);
   }
-  for (auto block = before.rbegin(); block != before.rend(); ++block) Release(*block);
+  for (auto block = others.rbegin(); block != others.rend(); ++block) Release(*block);
 }
 
 std::vector<BlockId> KvCacheManager::BlocksOf(const Match& match, std::size_t group) const {
@@ -672,10 +743,11 @@ bool KvCacheManager::CopyDone(std::uint64_t id) {
   for (std::size_t i = 0; i < copy.moves.size(); ++i) {
     const TierSlot slot{.tier = copy.tier, .slot = copy.moves[i].slot};
     const PrefixNode node = copy.nodes[i];
+    const std::size_t group = copy.groups[i];
     copies_ns_ -= CopyNs(copy.kind, copy.tier);
-    if (!out) index_->SetLoading(node, false);
-    copying_[copy.moves[i].block.value()] = false;
-    pool_.ReleaseBefore(copy.moves[i].block, index_->block(index_->parent(node)));
+    if (!out) index_->SetLoading(node, false, group);
+    pool_.SetCopying(copy.moves[i].block, false);
+    pool_.ReleaseBefore(copy.moves[i].block, index_->block(index_->parent(node), group));
     index_->Log(node);
     tiers_.Unpin(slot);
     tiers_.Use(slot);

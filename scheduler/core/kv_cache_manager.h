@@ -16,7 +16,8 @@
 // sequences of its request are not open, it keeps those that a fork behind the prompt needs.
 //
 // Blocks that are published or found are also listed to be copied to a tier, those before others
-// first. Copies take the link to the tiers no longer than StoreAhead says.
+// first. Of window groups these are only the last windows of prompts, of hits and of sequences that
+// close: few hits end elsewhere. Copies take the link to the tiers no longer than StoreAhead says.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,7 @@ namespace flotilla::scheduler {
 class KvCacheManager {
  public:
   // Groups, pool and tiers as described by the executor. Tiers are used through the prefix index,
-  // and only where there is one group that keeps every position.
+  // so only where it can be.
   KvCacheManager(const ExecutorDescription& description, bool prefix_cache);
 
   const BlockPool& pool() const { return pool_; }
@@ -58,8 +59,11 @@ class KvCacheManager {
   // keep every position, and in window groups those that no other request shares. Others may go on
   // to use the latter when this request has given them back.
   std::uint64_t SecureBlocks(const std::vector<const Sequence*>& sequences) const;
-  // Its leading blocks whose content is in the prefix index.
-  absl::Span<const BlockId> IndexedBlocks(const Sequence& sequence) const;
+  // The blocks of its longest hit, in the order in which Store takes them: none if a window group
+  // lacks one.
+  std::vector<BlockId> BlocksToStore(const Sequence& sequence) const;
+  // What it takes to compute a block of one group, if `block_ns` computes a block of tokens.
+  std::int64_t RecomputeNs(std::int64_t block_ns) const { return block_ns / full_groups_; }
   std::size_t group_count() const { return groups_.size(); }
   std::uint64_t digest() const { return digest_.value(); }
 
@@ -92,9 +96,11 @@ class KvCacheManager {
     std::uint32_t pinned_in_windows = 0;  // and in window groups
     // Blocks in window groups that one table names, which may count on getting them back.
     std::uint32_t counted_on = 0;
-    // What follows these blocks: either blocks in tiers that are worth reading back, or a
-    // block that is being read back now.
-    std::uint32_t in_tiers = 0;
+    // Either blocks in tiers would make the hit longer and are worth reading back, or
+    // blocks that are being read back now will.
+    std::uint32_t in_tiers = 0;       // KV blocks to read
+    std::uint32_t longer = 0;         // leading blocks of tokens then
+    std::uint32_t longer_pinned = 0;  // KV blocks of that hit in the pool that no table names
     bool loading = false;
   };
 
@@ -109,10 +115,10 @@ class KvCacheManager {
   // Whether `parent`, which is open, has the blocks that a fork at `length` needs.
   bool CanFork(const Sequence& parent, std::uint32_t length) const;
 
-  // `recompute_ns`: the time to compute a block. What is found is remembered, so to ask again
+  // `block_ns`: the time to compute a block of tokens. What is found is remembered, so to ask again
   // costs as much as has changed since, until the sequence is opened or forgotten. Its tokens must
   // not change before.
-  Match FindPrefix(const Sequence& sequence, const Request& request, std::int64_t recompute_ns = 0);
+  Match FindPrefix(const Sequence& sequence, const Request& request, std::int64_t block_ns = 0);
   // Forgets what FindPrefix remembers of a sequence. Must be called before the sequence is erased.
   void Forget(const Sequence& sequence);
   // Whether `other`, which is in prefill, will publish the block after `match`. Then it
@@ -151,31 +157,31 @@ class KvCacheManager {
   // them. Their tokens are known, and their K and V are written once the plans sent have
   // run.
   void Publish(const Sequence& sequence, const Request& request, std::uint32_t positions);
-  // Begins to copy to tiers those of the published `blocks`, in the order of a sequence, that are
-  // in no tier. It stops where no tier is worth it or has room: a block is of no use without those
-  // before it. A block that is being copied is not available.
+  // Begins to copy to tiers those of the published `blocks` (BlocksToStore) that are in no tier. It
+  // stops where no tier is worth it or has room: a block is of no use without those before it. A
+  // block that is being copied is not available.
   struct Stored {
     std::uint32_t able = 0;   // of the blocks that no table names: those that a tier could keep
     std::uint32_t kept = 0;   // of these: those that a tier keeps, or will when the copy is done
     std::uint32_t begun = 0;  // copies begun
   };
-  Stored Store(const std::vector<BlockId>& blocks, std::int64_t recompute_ns);
+  Stored Store(const std::vector<BlockId>& blocks, std::int64_t block_ns);
   // Begins to copy blocks to tiers before they are evicted, in the order in which they were
   // published. It begins when three quarters of the pool or less are free. The limits:
   struct StoreLimits {
-    std::int64_t step_ns = 0;       // the time of this step; copies that begin in it take no longer
-    std::uint32_t steps = 0;        // all that are under way take no longer than so many steps
-    std::uint64_t spare = 0;        // the blocks that no table names and that may be copied
-    std::int64_t recompute_ns = 0;  // the time to compute a block
+    std::int64_t step_ns = 0;   // the time of this step; copies that begin in it take no longer
+    std::uint32_t steps = 0;    // all that are under way take no longer than so many steps
+    std::uint64_t spare = 0;    // the blocks that no table names and that may be copied
+    std::int64_t block_ns = 0;  // the time to compute a block of tokens
   };
   struct StoredAhead {
     std::uint32_t begun = 0;    // copies begun
     std::uint32_t unnamed = 0;  // of blocks that no table names, which are not available now
   };
   StoredAhead StoreAhead(const StoreLimits& limits);
-  // Begins to read back for `sequence` the match.in_tiers blocks that follow `match`, which
-  // FindPrefix has just found. The pool must have as many blocks. They are cached once the copies
-  // are done.
+  // Begins to read back for `sequence` the match.in_tiers blocks of `match`, which FindPrefix has
+  // just found. The pool must have as many blocks beside match.longer_pinned. They are cached once
+  // the copies are done.
   void Load(const Sequence& sequence, const Match& match);
   // The number of blocks that no table names and that are not available until a copy is done.
   std::uint32_t HeldByCopies() const;
@@ -208,11 +214,16 @@ class KvCacheManager {
     BackgroundCopy::Kind kind;
     std::uint32_t tier;
     std::vector<BackgroundCopy::Move> moves;
-    std::vector<PrefixNode> nodes;  // of the moves
+    std::vector<PrefixNode> nodes;     // of the moves
+    std::vector<std::uint8_t> groups;  // the same
   };
   CopyInFlight& CopyTo(BackgroundCopy::Kind kind, std::uint32_t tier);
   std::int64_t CopyNs(BackgroundCopy::Kind kind, std::uint32_t tier) const;
-  void BeginCopyOut(PrefixNode node, TierSlot slot);
+  void BeginCopy(BackgroundCopy::Kind kind, BlockId block, TierSlot slot);
+  void BeginCopyOut(BlockId block, TierSlot slot);
+  bool InTier(BlockId block) const {
+    return index_->slot(node_of_[block.value()], group_of_[block.value()]).kept();
+  }
   PrefixPath& PathOf(const Sequence& sequence);
   // What an open sequence holds.
   struct Holding {
@@ -237,16 +248,17 @@ class KvCacheManager {
   void Adopt(PrefixNode node, std::size_t group, BlockId block);
   // Whether the node has no block, or one that no table and no copy names.
   bool CanAdopt(PrefixNode node, std::size_t group) const;
-  // Lists the block to be copied to a tier if it is in none.
+  // Lists the published block to be copied to a tier if it is in none.
   void WantStored(BlockId block);
+  // The same for the window groups' blocks of a hit that ends with `node`, the last one of
+  // `blocks`.
+  void WantWindows(PrefixNode node, std::uint32_t blocks);
   // A change of a block's references is of interest to paths up to this number.
   std::uint32_t MostLogged() const { return has_windows_ ? 2 : 1; }
   void Share(BlockId block);
   void Release(BlockId block);
   // Whether no table names the block. A copy may.
-  bool Unnamed(BlockId block) const {
-    return pool_.references(block) == std::uint32_t{copying_[block.value()]};
-  }
+  bool Unnamed(BlockId block) const { return pool_.tables(block) == 0; }
   // The blocks of a match that a group needs, in order.
   std::vector<BlockId> BlocksOf(const Match& match, std::size_t group) const;
 
@@ -264,6 +276,7 @@ class KvCacheManager {
   const std::vector<KvGroup> groups_;
   const std::uint32_t slack_;  // RowsOfPlans
   const bool has_windows_;
+  const std::int64_t full_groups_;  // groups that keep every position, or all groups if none does
   BlockPool pool_;
   PlanDigest digest_;
   // Null: no prefix cache.
@@ -275,7 +288,6 @@ class KvCacheManager {
   std::vector<std::uint64_t> to_send_;            // ids of them
   std::int64_t copies_ns_ = 0;                    // the time that the link needs for all copies
   std::uint32_t copies_out_ = 0;                  // blocks that are being copied to tiers
-  std::vector<bool> copying_;                     // [total + 1] by block; in either direction
   std::vector<PrefixNode> node_of_;               // [total + 1] by block; set for kept blocks
   std::vector<std::uint8_t> group_of_;            // the same; the group of the block
   std::vector<ReleaseBlocks> released_;           // to be sent with the next plan

@@ -1,9 +1,11 @@
 // KvTiers: tracks which slots of the tiers below the KV pool are used, and by which block.
 //
-// A slot keeps a copy of a block that the prefix index knows. A block is kept only while the
-// block before it is kept, because it is found through that one. So when a tier is full, it drops
-// a block after which none is kept: of these, the least recently used. A slot is pinned while a
-// copy reads or writes it. KvCacheManager owns this object for one epoch; one thread.
+// A slot keeps a copy of a block that the prefix index knows: of one KV group of a node. A block of
+// a group that keeps every position is kept only while the block before it is kept, and a block of
+// a window group only while the first group that keeps every position has its block of the same
+// node, because it is of no use without that one. So when a tier is full, it drops a block that no
+// other needs: of these, the least recently used. A slot is pinned while a copy reads or writes
+// it. KvCacheManager owns this object for one epoch; one thread.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/types/executor.h"
 #include "scheduler/core/indexed_heap.h"
 #include "scheduler/core/prefix_index.h"
@@ -20,11 +23,13 @@ namespace flotilla::scheduler {
 
 class KvTiers {
  public:
-  // `index` outlives this object; null: there are no tiers.
-  KvTiers(const std::vector<KvTier>& tiers, PrefixIndex* index);
+  // `groups` are those of the index. All outlive this object. A null index: there are no tiers.
+  KvTiers(const std::vector<KvTier>& tiers, absl::Span<const KvGroup> groups, PrefixIndex* index);
 
   bool any() const { return !stores_.empty(); }
   const KvTier& tier(std::uint32_t tier) const { return stores_[tier].tier; }
+  // The number of tiers.
+  std::size_t size() const { return stores_.size(); }
   // What a copy to a tier costs that must be cheaper than to compute the block again: to read it
   // back, if it is written while nobody waits for its block; else to write it and read it back.
   enum class Cost : std::uint8_t { kReadBack, kWriteAndReadBack };
@@ -36,10 +41,12 @@ class KvTiers {
   // The least time that a tier takes to write a block and read it back; 0: no tiers.
   std::int64_t SwapNs() const;
 
-  // Takes a slot for the node's block, pins it and gives it to the node, in the fastest tier that
-  // is worth it and has a free slot. If there is no free slot, the fastest such tier drops a block.
-  // None: no tier is worth it, the block before it is in no tier, or nothing can be dropped.
-  std::optional<TierSlot> Take(PrefixNode node, Cost cost, std::int64_t recompute_ns);
+  // Takes a slot for the node's block of `group`, pins it and gives it to the node, in the fastest
+  // tier that is worth it and has a free slot. If there is no free slot, the fastest such tier
+  // drops a block. None: no tier is worth it, what the block needs is in no tier, or nothing can be
+  // dropped.
+  std::optional<TierSlot> Take(PrefixNode node, std::size_t group, Cost cost,
+                               std::int64_t recompute_ns);
   // The block of a pinned slot is not dropped until Unpin was called as often as Pin.
   void Pin(TierSlot slot);
   void Unpin(TierSlot slot);
@@ -54,6 +61,7 @@ class KvTiers {
  private:
   struct Slot {
     PrefixNode node = kNoPrefix;
+    std::uint8_t group = 0;
     std::uint32_t pins = 0;
     std::uint64_t last_use = 0;
   };
@@ -70,17 +78,26 @@ class KvTiers {
     const KvTier tier;
     std::vector<Slot> slots;
     std::vector<std::uint32_t> free;    // a stack
-    IndexedHeap<LessRecent> droppable;  // not pinned, and no block after them is kept
+    IndexedHeap<LessRecent> droppable;  // not pinned, and no other block needs them
   };
 
   Slot& At(TierSlot slot) { return stores_[slot.tier].slots[slot.slot]; }
   // Puts the slot among those that can be dropped, or takes it out, as its state says.
   void Sort(TierSlot slot);
-  // As Sort, for the slot of the block before the node's.
-  void SortParent(PrefixNode node);
+  // The block without which a block of `group` is of no use. Its node is kNoPrefix: there is none.
+  struct Block {
+    PrefixNode node = kNoPrefix;
+    std::size_t group = 0;
+  };
+  Block NeededBy(PrefixNode node, std::size_t group) const;
+  // The number of blocks in tiers that need it.
+  std::uint32_t& Needing(PrefixNode node, std::size_t group);
   void Drop(TierSlot slot);
 
+  const absl::Span<const KvGroup> groups_;
+  std::optional<std::size_t> first_full_;  // the first group that keeps every position
   PrefixIndex* index_;
+  std::vector<std::uint32_t> needing_;  // [nodes, groups]
   std::deque<Store> stores_;
   std::uint64_t uses_ = 0;
 };

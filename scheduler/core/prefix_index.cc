@@ -10,6 +10,7 @@ PrefixNode PrefixIndex::NewNode() {
   if (unused_.empty()) {
     nodes_.emplace_back();
     blocks_.resize(nodes_.size() * groups_, kNullBlock);
+    slots_.resize(nodes_.size() * groups_);
     return static_cast<PrefixNode>(nodes_.size() - 1);
   }
   const PrefixNode node = unused_.back();
@@ -40,7 +41,6 @@ PrefixNode PrefixIndex::Insert(PrefixNode parent, absl::Span<const TokenId> toke
   const PrefixNode node = NewNode();
   nodes_[node] = Node{.parent = parent,
                       .depth = nodes_[parent].depth + 1,
-                      .slot = {},
                       .hash = MakeContent(parent, tokens).hash,
                       .tokens = {tokens.begin(), tokens.end()},
                       .scope = {}};
@@ -57,16 +57,16 @@ void PrefixIndex::SetBlock(PrefixNode node, BlockId block, std::size_t group) {
   EraseIfIdle(node);
 }
 
-void PrefixIndex::SetSlot(PrefixNode node, TierSlot slot) {
-  std::uint32_t& siblings = nodes_[nodes_[node].parent].children_in_tiers;
-  siblings = siblings + slot.kept() - nodes_[node].slot.kept();
-  nodes_[node].slot = slot;
+void PrefixIndex::SetSlot(PrefixNode node, TierSlot slot, std::size_t group) {
+  slots_[node * groups_ + group] = slot;
   Log(node);
   EraseIfIdle(node);
 }
 
-void PrefixIndex::SetLoading(PrefixNode node, bool loading) {
-  nodes_[node].loading = loading;
+void PrefixIndex::SetLoading(PrefixNode node, bool loading, std::size_t group) {
+  const auto bit = static_cast<std::uint8_t>(1u << group);
+  std::uint8_t& is = nodes_[node].loading;
+  is = static_cast<std::uint8_t>(loading ? is | bit : is & ~bit);
   Log(node);
 }
 
@@ -78,8 +78,7 @@ void PrefixIndex::LetGo(PrefixNode node) {
 void PrefixIndex::EraseIfIdle(PrefixNode node) {
   while (true) {
     const Node& idle = nodes_[node];
-    if (idle.children > 0 || idle.holders > 0) return;
-    if (InPool(node) || idle.slot.kept()) return;
+    if (idle.children > 0 || idle.holders > 0 || IsKept(node)) return;
     const PrefixNode parent = idle.parent;
     if (parent == kNoPrefix) {  // a root
       roots_.erase(idle.scope);
@@ -94,9 +93,9 @@ void PrefixIndex::EraseIfIdle(PrefixNode node) {
   }
 }
 
-bool PrefixIndex::InPool(PrefixNode node) const {
+bool PrefixIndex::IsKept(PrefixNode node) const {
   for (std::size_t group = 0; group < groups_; ++group) {
-    if (block(node, group) != kNullBlock) return true;
+    if (block(node, group) != kNullBlock || slot(node, group).kept()) return true;
   }
   return false;
 }
@@ -107,24 +106,15 @@ std::size_t PrefixIndex::in_pool() const {
 }
 
 absl::Status PrefixIndex::Check() const {
-  std::vector<std::uint32_t> children(nodes_.size(), 0), in_tiers(nodes_.size(), 0);
-  for (const PrefixNode node : by_content_) {
-    ++children[nodes_[node].parent];
-    in_tiers[nodes_[node].parent] += nodes_[node].slot.kept();
-  }
+  std::vector<std::uint32_t> children(nodes_.size(), 0);
+  for (const PrefixNode node : by_content_) ++children[nodes_[node].parent];
   for (PrefixNode at = 0; at < nodes_.size(); ++at) {
     const Node& node = nodes_[at];
-    if (node.children != children[at] || node.children_in_tiers != in_tiers[at]) {
+    if (node.children != children[at]) {
       return absl::InternalError(absl::StrCat("node ", at, " has a wrong number of children"));
     }
-    const bool kept = InPool(at) || node.slot.kept() || node.holders > 0;
-    if (node.depth > 0 && children[at] == 0 && !kept) {
+    if (node.depth > 0 && children[at] == 0 && node.holders == 0 && !IsKept(at)) {
       return absl::InternalError(absl::StrCat("nothing keeps node ", at));
-    }
-    // What lies in a tier is found through what lies before it.
-    const bool first = node.depth <= 1;
-    if (node.slot.kept() && !first && !nodes_[node.parent].slot.kept()) {
-      return absl::InternalError(absl::StrCat("node ", at, " is in a tier, its parent is not"));
     }
   }
   return absl::OkStatus();

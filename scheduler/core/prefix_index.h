@@ -1,5 +1,5 @@
 // PrefixIndex: finds where the KV of a whole block of tokens after a known prefix
-// is kept: in blocks of the pool, one for each KV group, in a slot of a tier, or in both.
+// is kept: for each KV group, in a block of the pool, in a slot of a tier, or in both.
 //
 // The index is a forest. A node stands for one full block of tokens, and its parent for those
 // before it. A root is a cache scope (tenant and salt), so two scopes never share a node. A node
@@ -44,12 +44,13 @@ struct TierSlot {
 
 class PrefixIndex {
  public:
-  // Of models with `groups` KV groups. The index does not allocate in the middle of a plan while it
-  // has at most `nodes` nodes.
+  // Of models with `groups` KV groups, at most 8. The index does not allocate in the middle of a
+  // plan while it has at most `nodes` nodes.
   explicit PrefixIndex(std::size_t nodes, std::size_t groups = 1)
       : groups_(groups), by_content_(nodes, Hash{this}, Equal{this}), log_(kLogged) {
     nodes_.reserve(nodes + nodes / 8);  // and roots
     blocks_.reserve((nodes + nodes / 8) * groups);
+    slots_.reserve((nodes + nodes / 8) * groups);
   }
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
@@ -68,9 +69,9 @@ class PrefixIndex {
   // node that is kept nowhere and has no children is removed. That may also remove the
   // nodes before it.
   void SetBlock(PrefixNode node, BlockId block, std::size_t group = 0);
-  void SetSlot(PrefixNode node, TierSlot slot);
-  // Sets whether the block of the node is being read back from a tier.
-  void SetLoading(PrefixNode node, bool loading);
+  void SetSlot(PrefixNode node, TierSlot slot, std::size_t group = 0);
+  // Sets whether the block of a group is being read back from a tier.
+  void SetLoading(PrefixNode node, bool loading, std::size_t group = 0);
   // A node that is held is not removed. LetGo must be called as often as Hold; it removes the
   // node if nothing keeps it any more.
   void Hold(PrefixNode node) { ++nodes_[node].holders; }
@@ -81,15 +82,16 @@ class PrefixIndex {
     return blocks_[node * groups_ + group];
   }
   std::size_t groups() const { return groups_; }
-  TierSlot slot(PrefixNode node) const { return nodes_[node].slot; }
-  bool loading(PrefixNode node) const { return nodes_[node].loading; }
+  TierSlot slot(PrefixNode node, std::size_t group = 0) const {
+    return slots_[node * groups_ + group];
+  }
+  // Bit g: the block of group g is being read back from a tier.
+  std::uint8_t loading(PrefixNode node) const { return nodes_[node].loading; }
   // kNoPrefix: the node is a root.
   PrefixNode parent(PrefixNode node) const { return nodes_[node].parent; }
   // The number of the node's block in its sequence, from 1; 0: it is a root or not in use.
   std::uint32_t depth(PrefixNode node) const { return nodes_[node].depth; }
   std::uint32_t children(PrefixNode node) const { return nodes_[node].children; }
-  // The number of its children that have a slot.
-  std::uint32_t children_in_tiers(PrefixNode node) const { return nodes_[node].children_in_tiers; }
   // The number of nodes that are not roots.
   std::size_t size() const { return by_content_.size(); }
 
@@ -113,10 +115,8 @@ class PrefixIndex {
     PrefixNode parent = kNoPrefix;
     std::uint32_t depth = 0;
     std::uint32_t children = 0;
-    std::uint32_t children_in_tiers = 0;
     std::uint32_t holders = 0;
-    bool loading = false;
-    TierSlot slot;
+    std::uint8_t loading = 0;
     std::size_t hash = 0;
     std::vector<TokenId> tokens;
     std::string scope;  // roots only
@@ -147,12 +147,14 @@ class PrefixIndex {
     return {parent, tokens, absl::HashOf(parent, tokens)};
   }
   PrefixNode NewNode();
-  bool InPool(PrefixNode node) const;
+  // Whether any group has a block or a slot.
+  bool IsKept(PrefixNode node) const;
   void EraseIfIdle(PrefixNode node);
 
   const std::size_t groups_;
   std::vector<Node> nodes_;
   std::vector<BlockId> blocks_;  // [nodes, groups]; always null for a root
+  std::vector<TierSlot> slots_;  // the same
   std::vector<PrefixNode> unused_;
   absl::flat_hash_set<PrefixNode, Hash, Equal> by_content_;
   absl::flat_hash_map<std::string, PrefixNode> roots_;

@@ -2,24 +2,26 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 namespace flotilla::scheduler {
 
 PrefixPath::Block PrefixPath::StateOf(PrefixNode node) const {
-  const TierSlot slot = index_->slot(node);
   Block state{.node = node,
               .in_pool = 0,
               .unnamed = 0,
               .named_once = 0,
               .loading = index_->loading(node),
-              .tier = slot.kept() ? static_cast<std::uint8_t>(slot.tier) : kNoTier};
+              .tiers = {}};
   for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const TierSlot slot = index_->slot(node, g);
+    state.tiers[g] = slot.kept() ? static_cast<std::uint8_t>(slot.tier) : kNoTier;
     const BlockId block = index_->block(node, g);
     if (block == kNullBlock) continue;
     const auto bit = static_cast<std::uint8_t>(1u << g);
     state.in_pool |= bit;
     if (pool_->references(block) == 0) state.unnamed |= bit;
-    if (pool_->references(block) == 1) state.named_once |= bit;
+    if (pool_->tables(block) == 1) state.named_once |= bit;
   }
   return state;
 }
@@ -82,20 +84,35 @@ bool PrefixPath::Extend(absl::string_view scope, absl::Span<const TokenId> token
   return true;
 }
 
-void PrefixPath::Count() {
-  ready_ = unnamed_ = unnamed_in_windows_ = counted_on_ = in_tiers_ = tiers_ = 0;
-  // [groups] the blocks up to this one, without a gap, that the pool has
+template <class Has>
+std::uint32_t PrefixPath::Reach(Has has) const {
+  std::uint32_t reach = 0;
+  // [groups] the blocks up to this one that it has without a gap
   std::array<std::uint32_t, kMostGroups> run{};
-  for (std::uint32_t at = 0; at < blocks_.size() && !blocks_[at].loading; ++at) {
+  for (std::uint32_t at = 0; at < blocks_.size(); ++at) {
     bool all = true, ever = true;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      run[g] = (blocks_[at].in_pool >> g & 1) != 0 ? run[g] + 1 : 0;
+      run[g] = has(blocks_[at], g) ? run[g] + 1 : 0;
       all &= run[g] >= at + 1 - Unneeded(g, at + 1);
       ever &= groups_[g].kind == KvGroup::Kind::kWindow || run[g] == at + 1;
     }
     if (!ever) break;
-    if (all) ready_ = at + 1;
+    if (all) reach = at + 1;
   }
+  return reach;
+}
+
+void PrefixPath::Count() {
+  unnamed_ = unnamed_in_windows_ = counted_on_ = tiers_ = 0;
+  longer_ = {};
+  std::uint32_t loading = 0;
+  for (const Block& block : blocks_) loading |= block.loading;
+  ready_ = Reach([](const Block& block, std::size_t g) {
+    return ((block.in_pool & ~block.loading) >> g & 1) != 0;
+  });
+  loading_ = loading != 0 && Reach([](const Block& block, std::size_t g) {
+                               return (block.in_pool >> g & 1) != 0;
+                             }) > ready_;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const bool window = groups_[g].kind == KvGroup::Kind::kWindow;
     for (std::uint32_t at = Unneeded(g, ready_); at < ready_; ++at) {
@@ -106,7 +123,6 @@ void PrefixPath::Count() {
       counted_on_ += blocks_[at].named_once >> g & 1;
     }
   }
-  loading_ = ready_ < blocks_.size() && blocks_[ready_].loading;
 }
 
 // The leading blocks of a group that a sequence of so many blocks of tokens does not need.
@@ -114,15 +130,28 @@ std::uint32_t PrefixPath::Unneeded(std::size_t group, std::uint32_t blocks) cons
   return groups_[group].UnneededBlocks(blocks * groups_[group].tokens_per_block);
 }
 
-std::uint32_t PrefixPath::InTiers(std::uint32_t tiers) {
-  if (tiers == 0 || loading_) return 0;
-  if (tiers == tiers_) return in_tiers_;
+const PrefixPath::Longer& PrefixPath::WithTiers(std::uint32_t tiers) {
+  static const Longer kNothing;
+  if (tiers == 0 || loading_) return kNothing;
+  if (tiers == tiers_) return longer_;
   tiers_ = tiers;
-  const auto end = std::find_if(blocks_.begin() + ready_, blocks_.end(), [&](const Block& block) {
-    return block.in_pool != 0 || block.tier == kNoTier || (tiers >> block.tier & 1) == 0;
-  });
-  in_tiers_ = static_cast<std::uint32_t>(end - blocks_.begin()) - ready_;
-  return in_tiers_;
+  const auto readable = [tiers](const Block& block, std::size_t g) {
+    return block.tiers[g] != kNoTier && (tiers >> block.tiers[g] & 1) != 0;
+  };
+  longer_ = {.blocks = Reach([&](const Block& block, std::size_t g) {
+               return (block.in_pool >> g & 1) != 0 || readable(block, g);
+             }),
+             .from_tier = std::vector<std::uint32_t>(std::bit_width(tiers), 0)};
+  if (longer_.blocks <= ready_) return longer_;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::uint32_t at = Unneeded(g, longer_.blocks); at < longer_.blocks; ++at) {
+      longer_.unnamed += blocks_[at].unnamed >> g & 1;
+      if ((blocks_[at].in_pool >> g & 1) != 0) continue;
+      ++longer_.reads;
+      ++longer_.from_tier[blocks_[at].tiers[g]];
+    }
+  }
+  return longer_;
 }
 
 absl::Status PrefixPath::Check() const {

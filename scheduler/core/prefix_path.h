@@ -6,6 +6,7 @@
 // length of the prefix. KvCacheManager owns the paths; one thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -48,9 +49,16 @@ class PrefixPath {
   std::uint32_t unnamed_in_windows() const { return unnamed_in_windows_; }
   std::uint32_t counted_on() const { return counted_on_; }
   bool loading() const { return loading_; }
-  // The number of blocks after these that are in one of `tiers` (bit t for tier t) and not in the
-  // pool. O(the number) when `tiers` is not that of the last call.
-  std::uint32_t InTiers(std::uint32_t tiers);
+  // What the path would have if blocks were read back from tiers.
+  struct Longer {
+    std::uint32_t blocks = 0;   // leading blocks of tokens; no more than ready(): nothing helps
+    std::uint32_t reads = 0;    // KV blocks that would be read
+    std::uint32_t unnamed = 0;  // KV blocks that need not be read, and that no table names
+    std::vector<std::uint32_t> from_tier;  // [tiers] `reads` by tier
+  };
+  // Of blocks in one of `tiers` (bit t for tier t). Nothing is read while others are that help.
+  // O(path) when `tiers` is not that of the last call.
+  const Longer& WithTiers(std::uint32_t tiers);
   // The node of the sequence's block `block`, from 0.
   PrefixNode node(std::uint32_t block) const { return blocks_[block].node; }
 
@@ -60,11 +68,11 @@ class PrefixPath {
  private:
   struct Block {
     PrefixNode node;
-    std::uint8_t in_pool;     // bit g: the pool has the block of group g
-    std::uint8_t unnamed;     // bit g: and no table names it
-    std::uint8_t named_once;  // bit g: one table does
-    bool loading;
-    std::uint8_t tier;  // kNoTier: it is in no tier
+    std::uint8_t in_pool;                         // bit g: the pool has the block of group g
+    std::uint8_t unnamed;                         // bit g: and no table names it
+    std::uint8_t named_once;                      // bit g: one table does
+    std::uint8_t loading;                         // bit g: it is being read back from a tier
+    std::array<std::uint8_t, kMostGroups> tiers;  // [groups] kNoTier: it is in no tier
   };
   static constexpr std::uint8_t kNoTier = 0xff;
 
@@ -79,6 +87,10 @@ class PrefixPath {
   // Forgets the blocks after the first `blocks`. Returns whether there were any.
   bool Shorten(std::size_t blocks);
   void Count();
+  // The most leading blocks of tokens of which has(block, group) is true for all KV blocks that a
+  // sequence of this length needs.
+  template <class Has>
+  std::uint32_t Reach(Has has) const;
   std::uint32_t Unneeded(std::size_t group, std::uint32_t blocks) const;
 
   PrefixIndex* const index_;
@@ -90,7 +102,8 @@ class PrefixPath {
   std::uint64_t seen_ = 0;  // changes of the index that the path knows
   std::uint32_t ready_ = 0, unnamed_ = 0, unnamed_in_windows_ = 0, counted_on_ = 0;
   bool loading_ = false;
-  std::uint32_t tiers_ = 0, in_tiers_ = 0;  // of the last call of InTiers
+  std::uint32_t tiers_ = 0;  // of the last call of WithTiers
+  Longer longer_;            // its result
 };
 
 }  // namespace flotilla::scheduler

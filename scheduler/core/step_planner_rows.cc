@@ -83,7 +83,7 @@ bool StepPlanner::MustPoll() const {
 
 bool StepPlanner::WantsLoad(const KvCacheManager::Match& match) const {
   const std::uint64_t promised = state_.running.empty() ? 0 : promised_blocks_;
-  return match.in_tiers > 0 && free_blocks_ >= match.pinned + match.in_tiers + promised;
+  return match.in_tiers > 0 && free_blocks_ >= match.longer_pinned + match.in_tiers + promised;
 }
 
 void StepPlanner::Load(const Admission& load) {
@@ -119,7 +119,7 @@ void StepPlanner::StoreAhead() {
       state_.epoch->kv.StoreAhead({.step_ns = plan_.predicted_ns,
                                    .steps = state_.description->lag + 2,
                                    .spare = wanted || free_blocks_ < kept ? 0 : free_blocks_ - kept,
-                                   .recompute_ns = state_.RecomputeNs()});
+                                   .block_ns = state_.RecomputeNs()});
   free_blocks_ -= stored.unnamed;
   available_blocks_ -= stored.unnamed;
   state_.counters.blocks_out += stored.begun;

@@ -1,6 +1,6 @@
 // Tiny models on the ranks of a group: one of each architecture, and one with weights in
-// super-blocks. Every layout, batch, chunk and instruction path, preemptions and hits of the prefix
-// cache give the bits of one rank with one request. The
+// super-blocks. Every layout, batch, chunk and instruction path, preemptions, swaps and hits of the
+// prefix cache give the bits of one rank with one request. The
 // models have vocabularies of less than a chunk, so all ranks of a stage but one own no token. What
 // computes does not matter either: the deferred backend, which shares only the reference kernels
 // with that of CPUs, gives these bits too.
@@ -57,6 +57,7 @@ struct Way {
   kernels::Isa isa = kernels::DetectIsas().back();
   std::uint32_t chunk = 256;
   bool small_pool = false;  // most requests are preempted
+  bool tier = false;        // and swapped, if that takes less time than to compute again
 
   // Of the requests. The reference kernels are slow.
   std::size_t requests() const {
@@ -81,6 +82,10 @@ std::vector<Way> Ways(const model::ModelSpec& spec) {
   }
   ways.push_back({.name = "small pool", .shape = {1, 1}, .small_pool = true});
   ways.push_back({.name = "small pool, tp2", .shape = {2, 1}, .small_pool = true});
+  // tiers_test swaps a model without windows.
+  if (spec.kv_groups.size() > 1 || spec.kv_groups[0].window > 0) {
+    ways.push_back({.name = "tier, tp2", .shape = {2, 1}, .small_pool = true, .tier = true});
+  }
   return ways;
 }
 
@@ -110,6 +115,10 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
   if (way.small_pool) {
     options.core.watermark_blocks = options.core.expected_output_permille = 0;
     options.together = options.frozen_clock = true;
+  }
+  if (way.tier) {
+    options.rank.tiers.host_blocks = 400;
+    options.frozen_clock = false;  // copies are compared with the time to compute
   }
   return options;
 }

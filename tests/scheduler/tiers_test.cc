@@ -172,5 +172,69 @@ TEST(Tiers, ReadingAheadTakesNoBlocksThatRunningRequestsNeed) {
   EXPECT_LE(counters.blocks_in, 4u * 62);  // what came back was not evicted before it was used
 }
 
+// One layer in six keeps every position, the others a window of 512, as Gemma 3.
+ExecutorDescription Windowed(std::uint32_t blocks, std::uint32_t slots) {
+  ExecutorDescription group =
+      Group(blocks, {{.block_count = slots, .out_ns_per_block = 10, .in_ns_per_block = 10}});
+  group.max_step_tokens = 256;
+  group.groups.resize(6, {.kind = KvGroup::Kind::kWindow, .window = 512, .tokens_per_block = 16});
+  return group;
+}
+
+// Two prompts of 8,000 tokens go one after the other through a pool that has room for one. The tier
+// gives the first one back: all blocks of the group that keeps every position, and of the others
+// the last windows of prompt and answer only.
+TEST(Tiers, OfWindowGroupsATierKeepsTheLastWindows) {
+  constexpr std::uint64_t kPrompt = 8000 / 16, kWindows = 5 * 512 / 16;
+  CoreHarness harness({}, Windowed(1000, 20'000));
+  const auto ask = [&](std::uint64_t id, std::uint64_t prompt) {
+    harness.core.Submit(harness.now_ns, Ask(id, prompt, 8000, 16));
+    harness.RunAll();
+    return harness.EndOf(id)->usage.cached_tokens;
+  };
+  EXPECT_EQ(ask(1, 1), 0u);
+  EXPECT_EQ(ask(2, 2), 0u);
+  EXPECT_LE(harness.core.Snapshot().tier_blocks, 2 * (kPrompt + 2 * kWindows + 10));
+  const std::uint64_t before = harness.core.Snapshot().counters.blocks_in;
+  EXPECT_GE(ask(3, 1), 8000u * 95 / 100);
+  EXPECT_LE(harness.core.Snapshot().counters.blocks_in - before, kPrompt + kWindows + 10);
+}
+
+// Copies of one node go to both tiers, and a hit reads from both.
+TEST(Tiers, AHitIsReadFromSeveralTiers) {
+  ExecutorDescription group = Windowed(1000, 300);
+  group.tiers.push_back({.kind = KvTier::Kind::kDisk,
+                         .block_count = 20'000,
+                         .out_ns_per_block = 20,
+                         .in_ns_per_block = 20});
+  CoreHarness harness({}, group);
+  for (std::uint64_t prompt = 1; prompt <= 3; ++prompt) {
+    harness.core.Submit(harness.now_ns, Ask(prompt, prompt, 4000, 2));
+    harness.RunAll();
+  }
+  for (std::uint64_t prompt = 1; prompt <= 3; ++prompt) {
+    harness.core.Submit(harness.now_ns, Ask(10 + prompt, prompt, 4000, 2));
+    harness.RunAll();
+    EXPECT_GE(harness.EndOf(10 + prompt)->usage.cached_tokens, 4000u * 95 / 100) << prompt;
+  }
+}
+
+// Requests that decode beyond their windows are preempted, swapped and read back: little is
+// computed twice.
+TEST(Tiers, VictimsWithWindowsAreSwapped) {
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0},
+                      Windowed(1000, 20'000));
+  for (std::uint64_t id = 1; id <= 6; ++id) harness.core.Submit(0, Ask(id, id, 600, 1500));
+  harness.RunAll();
+  const CoreCounters counters = harness.core.Snapshot().counters;
+  EXPECT_GT(counters.preemptions, 0u);
+  EXPECT_GE(counters.swapped * 10, counters.preemptions * 8);
+  EXPECT_GT(counters.blocks_in, 0u);
+  RecordProperty("preemptions", std::to_string(counters.preemptions));
+  RecordProperty("prefilled tokens", std::to_string(counters.prefill_tokens));
+  EXPECT_LE(counters.prefill_tokens, 6u * 600 + counters.preemptions * 200);
+  for (std::uint64_t id = 1; id <= 6; ++id) EXPECT_EQ(harness.TokensOf(id), 1500u);
+}
+
 }  // namespace
 }  // namespace flotilla::scheduler

@@ -163,6 +163,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.large_found, total.large_lookups / 50);
   EXPECT_GT(total.windowed, 0u);
   EXPECT_GT(total.windowed_found, 0u);
+  EXPECT_GT(total.windowed_read, 0u);
   EXPECT_GT(total.window_blocks, 0u);
   EXPECT_GT(total.arrived_quarantined, seeds);
   // The checks of liveness and of early ends are worth something only if they come close.

@@ -155,6 +155,7 @@ absl::Status Simulation::Run(std::uint64_t steps) {
   coverage_.large_lookups = large_ ? coverage_.core.lookup_tokens : 0;
   coverage_.large_found = large_ ? coverage_.core.cached_tokens : 0;
   coverage_.windowed_found = windowed_ ? coverage_.core.cached_tokens : 0;
+  coverage_.windowed_read = windowed_ ? coverage_.core.blocks_in : 0;
   if (status.ok()) return status;
   return absl::InternalError(absl::StrCat("tick ", ticks_, ": ", status.message()));
 }

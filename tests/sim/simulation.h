@@ -118,6 +118,7 @@ struct SimCoverage {
   std::uint64_t large_found = 0;          // and found there
   std::uint64_t windowed = 0;             // runs with window groups
   std::uint64_t windowed_found = 0;       // tokens that those found in the prefix cache
+  std::uint64_t windowed_read = 0;        // blocks that those read back from tiers
   std::uint64_t window_blocks = 0;        // blocks that window groups gave back
   std::uint64_t arrived_quarantined = 0;  // arrived while others were quarantined
   std::uint64_t ended_early = 0;          // ended for a deadline that had not passed

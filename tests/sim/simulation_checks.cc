@@ -335,6 +335,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   large_found += o.large_found;
   windowed += o.windowed;
   windowed_found += o.windowed_found;
+  windowed_read += o.windowed_read;
   window_blocks += o.window_blocks;
   arrived_quarantined += o.arrived_quarantined;
   ended_early += o.ended_early;

@@ -130,8 +130,6 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
-  // Tiers keep blocks one by one, so all layers share the tables then.
-  if (options.tiers.host_blocks + options.tiers.disk_blocks > 0) model::KeepEveryPosition(*spec);
   const int ranks = static_cast<int>(options.shape.ranks());
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
   auto rank = std::unique_ptr<Rank>(new Rank(std::move(file), options, *std::move(spec), links));
