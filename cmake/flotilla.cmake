@@ -73,14 +73,15 @@ function(flotilla_library)
   endif()
 endfunction()
 
-# flotilla_test(NAME name SRCS a_test.cc DEPS target... [TIMEOUT s] [SERIAL] [HALVES]
-#               [LABELS label...])
+# flotilla_test(NAME name SRCS a_test.cc DEPS target... [TIMEOUT s] [SERIAL] [SERIAL_CASES filter]
+#               [HALVES] [COST s] [LABELS label...])
 # One gtest binary, run by ctest as one test with the source folder as its
 # working directory (so data is found under tests/data). SERIAL: with no other test
-# beside it, since it compares times. HALVES: as two tests, each every other one of its
-# cases, since it takes longer than all others together.
+# beside it, since it compares times. SERIAL_CASES: only these cases of it, as a test of their own.
+# HALVES: as two tests, each every other one of its cases, since it takes long. COST: about the
+# seconds that it takes, if many; the longest tests begin first, so that none is left at the end.
 function(flotilla_test)
-  cmake_parse_arguments(F "SERIAL;HALVES" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(F "SERIAL;HALVES" "NAME;TIMEOUT;SERIAL_CASES;COST" "SRCS;DEPS;LABELS" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(${F_NAME} ${F_SRCS})
   target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
@@ -88,19 +89,27 @@ function(flotilla_test)
   target_precompile_headers(${F_NAME} REUSE_FROM flotilla_test_headers)
   add_test(NAME ${F_NAME} COMMAND ${F_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set(tests ${F_NAME})
-  if(F_HALVES)
+  if(F_HALVES OR F_SERIAL_CASES)
     # By a name of its own, which its results get, and which can be built as every test can.
     set(other ${F_NAME}_2)
     add_custom_target(${other} ALL COMMAND ${CMAKE_COMMAND} -E create_symlink ${F_NAME} ${other})
     add_dependencies(${other} ${F_NAME})
     add_test(NAME ${other} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${other}
              WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-    # COST: both first, and so beside each other.
-    set_tests_properties(${F_NAME} PROPERTIES COST 3600
-      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=0")
-    set_tests_properties(${other} PROPERTIES COST 3600
-      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=1")
     list(APPEND tests ${other})
+  endif()
+  if(F_HALVES)
+    set_tests_properties(${F_NAME} PROPERTIES
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=0")
+    set_tests_properties(${other} PROPERTIES
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=1")
+  elseif(F_SERIAL_CASES)
+    set_tests_properties(${F_NAME} PROPERTIES ENVIRONMENT "GTEST_FILTER=-${F_SERIAL_CASES}")
+    set_tests_properties(${other} PROPERTIES
+      ENVIRONMENT "GTEST_FILTER=${F_SERIAL_CASES}" RUN_SERIAL TRUE)
+  endif()
+  if(F_COST)
+    set_tests_properties(${tests} PROPERTIES COST ${F_COST})
   endif()
   if(NOT F_TIMEOUT)
     set(F_TIMEOUT 900)

@@ -82,7 +82,10 @@ TEST(AnswerGuard, AnswersAreWhatTheyWere) {
     for (const auto format : {kernels::KvFormat::kBf16, kernels::KvFormat::kF32}) {
       const std::string name = absl::StrCat(std::string(worker::RecipeName(recipe)),
                                             format == kernels::KvFormat::kF32 ? " fp32" : " bf16");
-      for (std::size_t i = 0; i < layouts; ++i) {
+      // What runs with each recipe by default is compared among layouts by parallel_test.
+      const bool by_default =
+          (recipe == worker::Recipe::kFp32) == (format == kernels::KvFormat::kF32);
+      for (std::size_t i = 0; i < (by_default ? 1 : layouts); ++i) {
         const std::string line = absl::StrCat(name, " ", Serve(recipe, format, kLayouts[i]));
         if (i == 0) hashes.push_back(line);
         EXPECT_EQ(line, hashes.back())

@@ -235,6 +235,16 @@ void CheckSpeculation(Exactness& exactness, std::uint32_t layers) {
                    .draft_layers = layers});
 }
 
+// The instruction paths but that of all other ways, and but the reference, which is far slower, so
+// that ReferencePath tests it.
+std::vector<kernels::Isa> OtherIsas() {
+  std::vector<kernels::Isa> isas;
+  for (const kernels::Isa isa : kernels::DetectIsas()) {
+    if (isa != kernels::Isa::kReference && isa != Way().isa) isas.push_back(isa);
+  }
+  return isas;
+}
+
 void CheckAllWays(Exactness& exactness) {
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
   exactness.Check({.name = "all at once, random order"});
@@ -251,8 +261,7 @@ void CheckAllWays(Exactness& exactness) {
                    .kv_blocks = kSmallPool,
                    .order = Way::Order::kLongestFirst,
                    .speculation = worker::Speculation::kNgram});
-  for (kernels::Isa isa : kernels::DetectIsas()) {
-    if (isa == kernels::Isa::kReference) continue;  // it is far slower, so ReferencePath tests it
+  for (kernels::Isa isa : OtherIsas()) {
     exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
   }
   ::testing::Test::RecordProperty(
@@ -330,22 +339,26 @@ TEST_P(RealExactnessTest, PartOfTheMatrix) {
   Exactness exactness(file, worker::Recipe::kAccurate, GetParam(), TextTokens(), 8);
   exactness.AddRequests(31, 33);
   exactness.AddRequests(257, 257);
-  if (!testing::kSanitized) exactness.AddRequests(2049, 2049);
+  // Once: the tiny model has such prompts in both formats.
+  if (!testing::kSanitized && GetParam() == kernels::KvFormat::kBf16) {
+    exactness.AddRequests(2049, 2049);
+  }
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
   exactness.Check(
       {.name = "all at once, chunks of 64, 3 threads", .threads = 3, .chunk_tokens = 64});
   exactness.Check({.name = "each twice", .copies = 2});
-  exactness.Check({.name = "avx2 or what is there",
-                   .isa = kernels::DetectIsas()[kernels::DetectIsas().size() > 1 ? 1 : 0]});
+  for (const kernels::Isa isa : OtherIsas()) {
+    exactness.Check({.name = std::string(kernels::GetOps(isa).name), .isa = isa});
+  }
 }
 
 TEST_P(RealExactnessTest, DraftTokens) {
   const auto file = testing::OpenRealModel();
   ASSERT_NE(file, nullptr);
   Exactness exactness(file, worker::Recipe::kAccurate, GetParam(), TextTokens(),
-                      testing::kSanitized ? 8 : 48);
+                      testing::kSanitized ? 8 : 32);
   exactness.AddRequests(15, 33);
-  if (!testing::kSanitized) exactness.AddRequests(255, 257);
+  if (!testing::kSanitized) exactness.AddRequests(257, 257);
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
   CheckSpeculation(exactness, 24);
 }

@@ -23,8 +23,8 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {{3, 1}}, {{2, 1}}, {{2, 1}, worker::ShardBalance::kBytes}, {{1, 2}}, {{2, 2}}};
 
-// The golden chats with log-probabilities; then sampled requests with two sequences each and
-// prompt log-probabilities; then a beam search.
+// Golden chats with log-probabilities, more than a tile of rows; then sampled requests with two
+// sequences each and prompt log-probabilities; then a beam search.
 struct Load {
   std::vector<TokenizedRequest> requests;
   std::vector<std::vector<TokenId>> greedy;  // of the first requests
@@ -40,7 +40,8 @@ Load MakeLoad() {
     request.sampling.temperature = 0;
     request.logprobs.output_top = 5;
     load.greedy.push_back(line["greedy_ids"].get<std::vector<TokenId>>());
-    if (testing::kSanitized && load.greedy.size() == 2) break;
+    const std::size_t chats = testing::kSanitized ? 2 : testing::LongTests() ? 16 : 7;
+    if (load.greedy.size() == chats) break;
   }
   for (std::uint64_t i = 0; i < 4; ++i) {
     TokenizedRequest& request = load.requests.emplace_back(load.requests[i % load.greedy.size()]);

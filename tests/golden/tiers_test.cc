@@ -13,7 +13,7 @@
 namespace flotilla::testing {
 namespace {
 
-// Makes twelve requests of about 150 positions. Each has ten blocks in the end.
+// Makes twelve requests of about 100 positions. Each has about seven blocks in the end.
 std::vector<TokenizedRequest> Requests() {
   std::vector<TokenizedRequest> requests;
   const auto chats = testing::ReadJsonLines("smollm2/greedy.jsonl");
@@ -22,7 +22,7 @@ std::vector<TokenizedRequest> Requests() {
     request.id = {1, i + 1};
     request.prompt = chats[i]["prompt_ids"].get<std::vector<TokenId>>();
     request.sampling = {.temperature = 0.7f, .seed = i};
-    request.stop.max_tokens = 100;
+    request.stop.max_tokens = 60;
     request.logprobs.output_top = 2;
   }
   return requests;
@@ -68,7 +68,7 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
   const Outcome undisturbed = Serve(file, 400, {});
   EXPECT_EQ(undisturbed.counters.preemptions, 0u);
 
-  const Outcome recomputed = Serve(file, 40, {});
+  const Outcome recomputed = Serve(file, 30, {});
   EXPECT_EQ(recomputed.bits, undisturbed.bits);
   EXPECT_GT(recomputed.counters.preemptions, 0u);
   EXPECT_EQ(recomputed.counters.swapped, 0u);
@@ -77,7 +77,7 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
   // that has a full block is swapped while there is room, the others are recomputed.
   for (const worker::TierOptions& tiers :
        {worker::TierOptions{.host_blocks = 200}, {.disk_blocks = 200}}) {
-    const Outcome swapped = Serve(file, 40, tiers);
+    const Outcome swapped = Serve(file, 30, tiers);
     EXPECT_EQ(swapped.bits, undisturbed.bits);
     EXPECT_GT(swapped.counters.swapped, swapped.counters.preemptions / 2);
     EXPECT_GT(swapped.counters.blocks_in, 0u);
@@ -86,7 +86,7 @@ TEST(TiersTest, SwappedAnswersHaveTheSameBits) {
   }
 
   // The tier has two slots, so most preempted blocks find no room and are computed again.
-  const Outcome mixed = Serve(file, 40, {.host_blocks = 2});
+  const Outcome mixed = Serve(file, 30, {.host_blocks = 2});
   EXPECT_EQ(mixed.bits, undisturbed.bits);
   EXPECT_GT(mixed.counters.prefill_tokens, undisturbed.counters.prefill_tokens);
 }

@@ -27,6 +27,7 @@ MIB = 1 << 20
 # the attacks look for errors alone.
 BOUND = (1 << 20) * MIB if SANITIZED else 64 * MIB
 SECONDS = 60 if LONG else 3
+HELD_SECONDS = 60 if LONG else 1.5  # of messages that do not end
 SENT = (1 << 20) * MIB if LONG else 256 * MIB  # or its time ends the attack
 HELD = 200  # connections at a time
 
@@ -77,10 +78,10 @@ class Attacker:
     """Connections that send something over and over, and read no answer (`once`). When one is
     closed, it is made again."""
 
-    def __init__(self, address, begin, again, connections):
+    def __init__(self, address, begin, again, connections, seconds=SECONDS):
         self.address, self.begin, self.again = address, begin, again
         self.sent = self.closed = self.stuck = 0
-        self.until = time.monotonic() + (SECONDS if connections > 1 else 3)
+        self.until = time.monotonic() + (seconds if connections > 1 else min(seconds, 3))
         self.threads = [threading.Thread(target=self.attack) for _ in range(connections)]
         for thread in self.threads:
             thread.start()
@@ -124,7 +125,7 @@ class Holder(Attacker):
         headers = request(path) + (literal(b"authorization", b"Bearer " + key.encode())
                                    if key else b"")
         begin = b"".join(frame(HEADERS, END_HEADERS, stream, headers) for stream in self.STREAMS)
-        super().__init__(address, begin, None, connections)
+        super().__init__(address, begin, None, connections, HELD_SECONDS)
 
     def once(self, one):
         one.sendall(PREFACE + frame(SETTINGS, 0, 0) + self.begin)

@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from fleet_script import RunningFleet
-from flotilla_server import MODEL, SANITIZED, json_lines, parse_metrics
+from flotilla_server import LONG, MODEL, SANITIZED, json_lines, parse_metrics
 
 LAYOUTS = {"one rank": (1, 1, 1), "TP=3": (1, 3, 1), "TP=2": (1, 2, 1), "PP=2": (1, 1, 2),
            "TP=2 x PP=2": (1, 2, 2), "two replicas": (2, 1, 1), "two replicas of TP=2": (2, 2, 1)}
 COLOCATED = "two replicas of TP=2, run by their schedulers"
 MESSAGES = "TP=2 x PP=2, by MPI messages"
 RECIPES = {"fp32": "--compute fp32 --kv-type fp32", "accurate": ""}
-CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16]
+CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16 if LONG else 6]
 
 
 def serve(directory, layout, recipe, colocate=False, worker_args=""):

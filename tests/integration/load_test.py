@@ -16,7 +16,8 @@ import pytest
 from flotilla_server import DATA, LONG, MODEL, SANITIZED, Server, wait_until
 
 STREAMS = 64
-TOKENS = 20 if SANITIZED else 200
+TOKENS = 20 if SANITIZED else 200 if LONG else 80
+LONG_PROMPT = 6000 if LONG else 3000
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +100,8 @@ def settle(server):
 
 
 def test_a_long_prompt_does_not_stall_streams(loaded, record_property):
-    """While 6,000 tokens are prefilled, each of 8 streams gets a token in every
-    step: at 256 tokens a step, the prefill takes 25 steps."""
+    """While a long prompt is prefilled, each of 8 streams gets a token in every step. At 256 tokens
+    a step, 6,000 tokens take 25 steps."""
     arrivals = [[] for _ in range(8)]
     stop = threading.Event()
 
@@ -120,8 +121,8 @@ def test_a_long_prompt_does_not_stall_streams(loaded, record_property):
         thread.start()
     try:
         wait_until(lambda: all(arrivals), "every stream has begun")
-        ids = json.loads((DATA / "text_gpl3_long.json").read_text())["ids"][:6000]
-        assert len(ids) == 6000
+        ids = json.loads((DATA / "text_gpl3_long.json").read_text())["ids"][:LONG_PROMPT]
+        assert len(ids) == LONG_PROMPT
         started = time.monotonic()
         loaded.post("/v1/completions", model=MODEL, prompt=ids, max_tokens=1)
         ended = time.monotonic()
@@ -129,7 +130,7 @@ def test_a_long_prompt_does_not_stall_streams(loaded, record_property):
         stop.set()
         for thread in threads:
             thread.join()
-    steps = -(-6000 // (256 - 8))
+    steps = -(-LONG_PROMPT // (256 - 8))
     for times in arrivals:
         during = [t for t in times if started <= t <= ended]
         assert len(during) >= steps - 2, (len(during), steps)

@@ -2,8 +2,9 @@
 // every event. A failure, a crash too, prints the command that repeats it. Seeds
 // run on all cores; each is independent of the others.
 //
-//   FLOTILLA_SIM_SEED=N   runs one seed only
-//   FLOTILLA_LONG=1       50,000 seeds instead of 2,000
+//   FLOTILLA_SIM_SEED=N    runs one seed only
+//   FLOTILLA_SIM_SEEDS=N   N seeds instead of 1,000
+//   FLOTILLA_LONG=1        50,000 seeds
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -21,17 +22,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "tests/sim/kept_runs.h"
 #include "tests/sim/simulation.h"
 
 namespace flotilla::testing {
 namespace {
 
-constexpr std::uint64_t kSteps = 500;
-
 // Steps with long prompts take as long as several others.
-std::uint64_t StepsOf(const Simulation& simulation) {
-  return simulation.large() ? kSteps / 4 : kSteps;
-}
+constexpr std::uint64_t kSteps = 500, kLargeSteps = kSteps / 4;
 
 std::uint64_t EnvNumber(const char* name) {
   const char* text = std::getenv(name);
@@ -85,15 +83,13 @@ class SeedRun {
     while (true) {
       running_seed = next_++;
       if (running_seed > std::min<std::uint64_t>(seeds_, failed_ - 1)) break;
-      Simulation simulation(running_seed);
-      const std::uint64_t steps = StepsOf(simulation);
-      const absl::Status status = simulation.Run(steps);
-      if (!status.ok()) {
-        Fail(status.message());
-      } else if (simulation.coverage().steps < steps) {
+      const SimRun run = KeptRun(running_seed, kSteps, kLargeSteps);
+      if (!run.status.ok()) {
+        Fail(run.status.message());
+      } else if (run.coverage.steps < run.steps) {
         Fail("too few steps");
       }
-      mine.Add(simulation.coverage());
+      mine.Add(run.coverage);
     }
     const absl::MutexLock lock(&mutex_);
     total_.Add(mine);
@@ -229,11 +225,11 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   for (const int signal : {SIGABRT, SIGSEGV, SIGFPE}) std::signal(signal, OnCrash);
   if (const std::uint64_t seed = EnvNumber("FLOTILLA_SIM_SEED"); seed != 0) {
     running_seed = seed;
-    Simulation simulation(seed);
-    EXPECT_EQ(simulation.Run(StepsOf(simulation)), absl::OkStatus());
+    EXPECT_EQ(KeptRun(seed, kSteps, kLargeSteps).status, absl::OkStatus());
     return;
   }
-  const std::uint64_t seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 50'000 : 2'000;
+  std::uint64_t seeds = EnvNumber("FLOTILLA_SIM_SEEDS");
+  if (seeds == 0) seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 50'000 : 1'000;
   SeedRun run(seeds);
   const SimCoverage total = run.Run();
   ASSERT_TRUE(run.failure().empty()) << run.failure();
@@ -305,12 +301,14 @@ TEST(Simulation, AfterALossPausesAreBounded) {
 TEST(Simulation, SameSeedMakesTheSamePlans) {
   std::uint64_t different = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    Simulation first(seed), second(seed), other(seed + 1000);
-    ASSERT_TRUE(first.Run(kSteps).ok()) << "seed " << seed;
-    ASSERT_TRUE(second.Run(kSteps).ok()) << "seed " << seed;
-    ASSERT_TRUE(other.Run(kSteps).ok()) << "seed " << seed + 1000;
-    EXPECT_EQ(first.trace_hash(), second.trace_hash()) << "seed " << seed;
-    different += first.trace_hash() != other.trace_hash();
+    const SimRun first = KeptRun(seed, kSteps, kLargeSteps);
+    const SimRun other = KeptRun(seed + 100, kSteps, kLargeSteps);
+    Simulation second(seed);
+    ASSERT_TRUE(first.status.ok()) << "seed " << seed;
+    ASSERT_TRUE(second.Run(first.steps).ok()) << "seed " << seed;
+    ASSERT_TRUE(other.status.ok()) << "seed " << seed + 100;
+    EXPECT_EQ(first.trace_hash, second.trace_hash()) << "seed " << seed;
+    different += first.trace_hash != other.trace_hash;
   }
   EXPECT_EQ(different, 100u);  // the hash depends on the run
 }
