@@ -8,8 +8,8 @@
 #include "common/types/text.h"
 #include "model/text/piece_model.h"
 #include "model/text/trie.h"
+#include "model/text/utf8.h"
 #include "model/text/vocabulary_trie.h"
-#include "model/utf8.h"
 
 namespace flotilla::model {
 namespace {

@@ -19,9 +19,9 @@
 #include "absl/status/statusor.h"
 #include "common/types/tokenizer_bundle.h"
 #include "model/checkpoint.h"
-#include "model/detokenizer.h"
 #include "model/huggingface/hf_tokenizer.h"
-#include "model/tokenizer.h"
+#include "model/text/detokenizer.h"
+#include "model/text/tokenizer.h"
 
 namespace flotilla::model {
 namespace {

@@ -1,4 +1,4 @@
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 #include <algorithm>
 #include <array>
@@ -8,10 +8,10 @@
 #include <system_error>
 #include <utility>
 
-#include "model/characters.h"
-#include "model/detokenizer.h"
 #include "model/text/byte_level.h"
-#include "model/utf8.h"
+#include "model/text/characters.h"
+#include "model/text/detokenizer.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

@@ -1,4 +1,4 @@
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 #include <cstring>
 

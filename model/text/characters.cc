@@ -1,4 +1,4 @@
-#include "model/characters.h"
+#include "model/text/characters.h"
 
 #include <unicode/uchar.h>
 

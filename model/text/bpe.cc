@@ -1,4 +1,4 @@
-#include "model/bpe.h"
+#include "model/text/bpe.h"
 
 #include <algorithm>
 #include <queue>

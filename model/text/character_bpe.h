@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/types/ids.h"
 #include "common/types/text.h"
-#include "model/bpe.h"
+#include "model/text/bpe.h"
 
 namespace flotilla::model {
 

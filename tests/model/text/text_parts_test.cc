@@ -11,14 +11,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "model/detokenizer.h"
 #include "model/huggingface/sentencepiece_model.h"
 #include "model/text/character_map.h"
+#include "model/text/detokenizer.h"
 #include "model/text/normalizer.h"
 #include "model/text/splitter.h"
 #include "model/text/token_text.h"
-#include "model/tokenizer.h"
-#include "model/utf8.h"
+#include "model/text/tokenizer.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

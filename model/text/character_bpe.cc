@@ -1,10 +1,10 @@
-#include "model/character_bpe.h"
+#include "model/text/character_bpe.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "common/types/text.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

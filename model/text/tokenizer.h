@@ -21,13 +21,13 @@
 #include "common/types/ids.h"
 #include "common/types/text.h"
 #include "common/types/tokenizer_bundle.h"
-#include "model/bpe.h"
-#include "model/character_bpe.h"
-#include "model/pretokenizer.h"
+#include "model/text/bpe.h"
+#include "model/text/character_bpe.h"
 #include "model/text/piece_model.h"
+#include "model/text/pretokenizer.h"
+#include "model/text/text_piece.h"
 #include "model/text/text_pipeline.h"
-#include "model/text_piece.h"
-#include "model/token_bound.h"
+#include "model/text/token_bound.h"
 
 namespace flotilla::model {
 

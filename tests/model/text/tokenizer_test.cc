@@ -1,4 +1,4 @@
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -16,8 +16,8 @@
 #include <unicode/unistr.h>
 
 #include "model/checkpoint.h"
-#include "model/detokenizer.h"
-#include "model/utf8.h"
+#include "model/text/detokenizer.h"
+#include "model/text/utf8.h"
 #include "tests/support/allocations.h"
 #include "tests/support/sentence_pieces.h"
 #include "tests/support/test_model.h"
