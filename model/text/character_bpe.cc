@@ -79,6 +79,13 @@ TokenId CharacterBpe::SymbolOf(std::string_view text) const {
   return character == characters_.end() ? -1 : character->second;
 }
 
+BpeMerges::Seam CharacterBpe::SeamOf(std::string_view left, std::string_view right) const {
+  size_t last = left.size() - 1;
+  while ((static_cast<uint8_t>(left[last]) & 0xc0) == 0x80) --last;
+  return {characters_.at(ReadCharacter(left, last).code_point),
+          characters_.at(ReadCharacter(right, 0).code_point)};
+}
+
 absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
   merges_.Reserve(vocabulary.merges.size());
   std::string both;
@@ -98,7 +105,8 @@ absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
       return InvalidArgument("tokenizer: merge rule ", rank,
                              " names a token that is not in the vocabulary");
     }
-    merges_.AddMerge(first, second, result, static_cast<uint32_t>(rank));
+    merges_.AddMerge(first, second, result, static_cast<uint32_t>(rank),
+                     SeamOf(joined.substr(0, left), joined.substr(left)));
   }
   return absl::OkStatus();
 }
@@ -119,7 +127,8 @@ void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
     if (i > 0 && score(id) != score(tokens[i - 1].first)) rank = static_cast<uint32_t>(i);
     for (size_t cut = EndOf(text, 0); cut < text.size(); cut = EndOf(text, cut)) {
       const TokenId left = SymbolOf(text.substr(0, cut)), right = SymbolOf(text.substr(cut));
-      if (left >= 0 && right >= 0) merges_.AddMerge(left, right, id, rank);
+      if (left < 0 || right < 0) continue;
+      merges_.AddMerge(left, right, id, rank, SeamOf(text.substr(0, cut), text.substr(cut)));
     }
   }
 }

@@ -51,6 +51,8 @@ class CharacterBpe {
   void MakeRules(const Vocabulary& vocabulary);
   // The symbol of text that is a token or one character; -1: it is neither.
   TokenId SymbolOf(std::string_view text) const;
+  // The seam of two texts that symbols stand for.
+  BpeMerges::Seam SeamOf(std::string_view left, std::string_view right) const;
   // What the words of a text use one after the other.
   struct Scratch {
     std::vector<TokenId> symbols;

@@ -4,7 +4,9 @@
 
 namespace flotilla::model {
 
-bool IsWhiteSpace(uint32_t code_point) { return u_isUWhiteSpace(static_cast<UChar32>(code_point)); }
+bool IsWhiteSpaceBeyondAscii(uint32_t code_point) {
+  return u_isUWhiteSpace(static_cast<UChar32>(code_point));
+}
 
 bool IsWordCharacter(uint32_t code_point) {
   const auto character = static_cast<UChar32>(code_point);

@@ -128,7 +128,6 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
   offsets_.reserve(count + 1);
   kinds_.reserve(count);
   by_bytes_.reserve(count);
-  added_first_.assign(256, false);
   offsets_.push_back(0);
   for (size_t i = 0; i < count; ++i) {
     const std::string_view token = bundle.tokens[i];
@@ -265,7 +264,8 @@ absl::Status Tokenizer::ReadMerges(const TokenizerBundle& bundle) {
     if (left == by_bytes_.end() || right == by_bytes_.end() || result == by_bytes_.end()) {
       return fail("names a token that is not in the vocabulary");
     }
-    merges_.AddMerge(left->second, right->second, result->second, static_cast<uint32_t>(rank));
+    merges_.AddMerge(left->second, right->second, result->second, static_cast<uint32_t>(rank),
+                     merges_.SeamOf(left->first, right->first));
   }
   return absl::OkStatus();
 }
@@ -317,7 +317,7 @@ TokenId Tokenizer::FindSpecial(std::string_view text) const {
 Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at, size_t run_end,
                                          bool special_allowed) const {
   constexpr Added kNone{-1, 0, 0};
-  if (!added_first_[static_cast<uint8_t>(text[at])]) return kNone;
+  if (!MayBeginAdded(text[at])) return kNone;
   for (const size_t size : added_sizes_) {
     if (size > run_end - at) continue;
     const auto it = added_.find(text.substr(at, size));
@@ -452,7 +452,9 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
                        ids);
   };
   for (const Run& run : runs) {
-    while (at < run.end) {
+    while (true) {
+      while (at < run.end && !MayBeginAdded(text[at])) ++at;
+      if (at >= run.end) break;
       const Added added = AddedTokenAt(text, at, run.end, run.special_allowed);
       if (added.id < 0) {
         ++at;

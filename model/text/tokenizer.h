@@ -118,6 +118,7 @@ class Tokenizer {
   void ReadSpecials(const TokenizerBundle& bundle);
   void MarkWholePieces();
 
+  bool MayBeginAdded(char c) const { return added_first_[static_cast<uint8_t>(c)]; }
   // The longest added token that begins at `at`; id -1 if there is none. It takes the text
   // [begin, end), which may have white space around it.
   struct Added {
@@ -169,8 +170,8 @@ class Tokenizer {
   TextMap<TokenId> by_bytes_;  // normal tokens
   // Control and user-defined tokens.
   absl::flat_hash_map<std::string, TokenId, TextHash, TextEqual> added_;
-  std::vector<size_t> added_sizes_;  // distinct lengths of added_, longest first
-  std::vector<bool> added_first_;    // [256] some added token begins with this byte
+  std::vector<size_t> added_sizes_;      // distinct lengths of added_, longest first
+  std::array<bool, 256> added_first_{};  // some added token begins with this byte
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;
   bool add_bos_ = false;
