@@ -133,22 +133,29 @@ void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
   }
 }
 
-void CharacterBpe::Encode(std::string_view text, bool after_space,
+void CharacterBpe::Encode(std::string_view text, bool after_space, PieceCache* cache,
                           std::vector<TokenId>& out) const {
   Scratch scratch;
   if (!cuts_at_spaces_) return EncodeWord(text, after_space, scratch, out);
+  const auto encode = [&](std::string_view word) {
+    if (std::exchange(after_space, false)) return EncodeWord(word, true, scratch, out);
+    // A word that begins with unknown characters goes on with the token of those before it.
+    const bool alone = out.empty() || out.back() != unknown_;
+    PieceCache::Append(alone ? cache : nullptr, word, out,
+                       [&] { EncodeWord(word, false, scratch, out); });
+  };
   // Nothing merges across the end of a word.
   size_t begin = 0;
   bool in_word = false;
   for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
     const bool space = ReadCharacter(text, at).code_point == ' ';
     if (space && in_word) {
-      EncodeWord(text.substr(begin, at - begin), std::exchange(after_space, false), scratch, out);
+      encode(text.substr(begin, at - begin));
       begin = at;
     }
     in_word = !space;
   }
-  EncodeWord(text.substr(begin), after_space, scratch, out);
+  encode(text.substr(begin));
 }
 
 void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& scratch,

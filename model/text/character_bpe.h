@@ -17,6 +17,7 @@
 #include "common/types/ids.h"
 #include "common/types/text.h"
 #include "model/text/bpe.h"
+#include "model/text/piece_cache.h"
 
 namespace flotilla::model {
 
@@ -41,8 +42,10 @@ class CharacterBpe {
   // INVALID_ARGUMENT: a rule names a token that does not exist.
   static absl::StatusOr<CharacterBpe> Create(const Vocabulary& vocabulary);
 
-  // Appends the tokens of `text`, which is UTF-8, or of a space and the text.
-  void Encode(std::string_view text, bool after_space, std::vector<TokenId>& out) const;
+  // Appends the tokens of `text`, which is UTF-8, or of a space and the text. `cache`: of words;
+  // may be null.
+  void Encode(std::string_view text, bool after_space, PieceCache* cache,
+              std::vector<TokenId>& out) const;
 
  private:
   CharacterBpe() = default;

@@ -73,7 +73,11 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
   }
   if (!status.ok()) return status;
   tokenizer.ReadSpecials(bundle);
-  if (byte_level) tokenizer.MarkWholePieces();
+  if (byte_level) {
+    tokenizer.MarkWholePieces();
+  } else {
+    tokenizer.piece_caches_ = std::make_unique<PieceCaches>();
+  }
   return tokenizer;
 }
 
@@ -370,28 +374,28 @@ absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
 }
 
 absl::Status Tokenizer::EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
-                                         std::vector<TokenId>& out) const {
+                                         PieceCache* cache, std::vector<TokenId>& out) const {
   if (bound_.Exceeds(text, max_tokens - out.size())) return TooMany(max_tokens);
   bool after_space = space_prefix_ != SpacePrefix::kNone;
   if (space_prefix_ != SpacePrefix::kParts) {
     after_space = after_space && WithSpaces(text.substr(0, kSpaceMark.size()))[0] != ' ';
   }
   if (space_prefix_ == SpacePrefix::kTextWithout) after_space = after_space && first;
-  characters_->Encode(text, after_space, out);
+  characters_->Encode(text, after_space, cache, out);
   return out.size() <= max_tokens ? absl::OkStatus() : TooMany(max_tokens);
 }
 
 absl::Status Tokenizer::EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
-                                         std::vector<TokenId>& out) const {
+                                         PieceCache* cache, std::vector<TokenId>& out) const {
   bool fits = true;
   std::vector<TokenId> ids;
   const absl::Status split = pipeline_->Split(text, first, [&](std::string_view piece) {
     if (byte_level_) return fits = EncodePiece(piece, max_tokens, out);
     ids.clear();
     if (piece_model_ != nullptr) {
-      piece_model_->Encode(piece, ids);
+      PieceCache::Append(cache, piece, ids, [&] { piece_model_->Encode(piece, ids); });
     } else {
-      characters_->Encode(piece, /*after_space=*/false, ids);
+      characters_->Encode(piece, /*after_space=*/false, cache, ids);
     }
     out.insert(out.end(), ids.begin(), ids.end());
     return fits = out.size() <= max_tokens;
@@ -413,9 +417,9 @@ bool Tokenizer::EncodePiece(std::string_view piece, size_t max_tokens,
 }
 
 absl::Status Tokenizer::EncodePlain(std::string_view text, bool first, size_t max_tokens,
-                                    std::vector<TokenId>& out) const {
-  if (pipeline_.has_value()) return EncodeByPipeline(text, first, max_tokens, out);
-  if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, out);
+                                    PieceCache* cache, std::vector<TokenId>& out) const {
+  if (pipeline_.has_value()) return EncodeByPipeline(text, first, max_tokens, cache, out);
+  if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, cache, out);
   std::string normalized;
   if (pretokenizer_->normalizes()) {
     const absl::Status status = Normalize(text, max_tokens - out.size(), normalized);
@@ -440,6 +444,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
     return InvalidArgument("the text is not UTF-8 at byte ", bad);
   }
+  const PieceCaches::Lease lease(piece_caches_.get());
   std::vector<TokenId> ids;
   if (options.add_special && add_bos_) ids.push_back(bos_id_);
   if (options.add_special) ids.insert(ids.end(), prefix_.begin(), prefix_.end());
@@ -449,7 +454,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
     if (ids.size() > max_tokens) return TooMany(max_tokens);
     if (end <= plain_begin) return absl::OkStatus();
     return EncodePlain(text.substr(plain_begin, end - plain_begin), plain_begin == 0, max_tokens,
-                       ids);
+                       lease.get(), ids);
   };
   for (const Run& run : runs) {
     while (true) {
