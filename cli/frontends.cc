@@ -16,7 +16,7 @@
 #include "common/rt/descriptors.h"
 #include "model/chat_template.h"
 #include "model/stop_tokens.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "router/grpc/server.h"
 #include "router/http/server.h"
 #include "router/key_gate.h"

@@ -6,7 +6,7 @@
 #include "model/jinja/interpreter.h"
 #include "model/jinja/lexer.h"
 #include "model/jinja/parser.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 

@@ -30,7 +30,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
-#include "model/text_piece.h"
+#include "model/text/text_piece.h"
 
 namespace flotilla::jinja {
 struct Template;

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "common/types/text.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "router/errors.h"
 
 namespace flotilla::router {

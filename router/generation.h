@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "model/detokenizer.h"
+#include "model/text/detokenizer.h"
 #include "router/core/best_of.h"
 #include "router/core/request_tracker.h"
 #include "router/core/stop_matcher.h"

@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/types/text.h"
 #include "model/chat_template.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "router/generation.h"
 #include "router/io_loop_state.h"
 #include "router/model_name.h"

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::router {
 

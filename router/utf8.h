@@ -1,4 +1,4 @@
-// UTF-8 for the frontends: check, repair and count. model/utf8.h defines what is well-formed.
+// UTF-8 for the frontends: check, repair and count. model/text/utf8.h defines what is well-formed.
 // Pure functions.
 #pragma once
 

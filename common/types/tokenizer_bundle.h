@@ -2,7 +2,7 @@
 // from: the vocabulary, how words are split and merged, special tokens, the chat template. A worker
 // reads it from its model file, and routers get it over the wire (proto/codec/tokenizer.h).
 //
-// It holds what the file says. Which kinds can be used is known to model/tokenizer.h.
+// It holds what the file says. Which kinds can be used is known to model/text/tokenizer.h.
 #pragma once
 
 #include <cstdint>

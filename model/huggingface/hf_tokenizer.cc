@@ -237,7 +237,7 @@ class Reader {
     bundle_.suffix = std::move(around->suffix);
   }
 
-  // By the names and expressions of model/pretokenizer.h. False: it takes steps.
+  // By the names and expressions of model/text/pretokenizer.h. False: it takes steps.
   bool ReadSplitting() {
     const Json& part = At(files_.tokenizer, "pre_tokenizer");
     const Json& normalizer = At(files_.tokenizer, "normalizer");

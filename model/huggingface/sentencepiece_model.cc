@@ -13,7 +13,7 @@
 
 #include "common/types/text.h"
 #include "model/huggingface/hf_text_steps.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

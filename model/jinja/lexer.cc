@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/types/text.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {

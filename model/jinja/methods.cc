@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "model/jinja/builtins.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "model/jinja/value.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {

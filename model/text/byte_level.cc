@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <system_error>
 
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "common/types/text.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "common/types/text.h"
-#include "model/characters.h"
 #include "model/text/character_map.h"
+#include "model/text/characters.h"
 #include "model/text/pattern.h"
 #include "model/text/unicode_form.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "common/types/text.h"
-#include "model/characters.h"
-#include "model/utf8.h"
+#include "model/text/characters.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

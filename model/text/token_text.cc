@@ -7,7 +7,7 @@
 
 #include "common/types/text.h"
 #include "model/text/byte_level.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

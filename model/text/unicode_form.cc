@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {

@@ -8,8 +8,8 @@
 #include "common/types/text.h"
 #include "model/text/piece_model.h"
 #include "model/text/trie.h"
+#include "model/text/utf8.h"
 #include "model/text/vocabulary_trie.h"
-#include "model/utf8.h"
 
 namespace flotilla::model {
 namespace {
@@ -33,20 +33,31 @@ class Unigram final : public PieceModel {
   }
 
   void Encode(std::string_view piece, std::vector<TokenId>& out) const override {
-    // best[i]: the last token of the best way to cut piece[0, i); sums[i % kWindow]: its score. No
-    // token is as long as the window.
-    std::vector<Best> best(piece.size() + 1);
+    // best[i]: the last token of the best way to cut piece[0, begin + i); sums[i % kWindow]: the
+    // score of the best way to cut piece[0, i). No token is as long as the window.
+    std::vector<Best> best(std::min(piece.size(), 2 * kLeastPart) + 1);
     std::array<Score, kWindow> sums;
     sums[0] = 0;
+    size_t begin = 0, reach = 0;  // of the part; where the farthest of its tokens ends
     for (size_t at = 0, next; at < piece.size(); at = next) {
+      // All ways meet where no token goes on. Foreign characters may go on, because neighbours
+      // become one token.
+      if (reach == at && at - begin >= kLeastPart && best[at - begin].id != kForeign) {
+        AppendTokens(piece.substr(begin, at - begin), best, out);
+        std::fill_n(best.begin(), at - begin + 1, Best());
+        begin = at;
+      }
       next = at + ReadUtf8(piece, at).bytes;
       const Score till_here = sums[at % kWindow];
       bool known = false;
       const auto offer = [&](size_t bytes, TokenId id, Score score) {
-        Best& there = best[at + bytes];
+        const size_t end = at + bytes;
+        if (best.size() <= end - begin) best.resize(2 * (end - begin));
+        reach = std::max(reach, end);
+        Best& there = best[end - begin];
         const Score sum = score + till_here;
-        if (there.bytes != 0 && !(sum > sums[(at + bytes) % kWindow])) return;
-        sums[(at + bytes) % kWindow] = sum;
+        if (there.bytes != 0 && !(sum > sums[end % kWindow])) return;
+        sums[end % kWindow] = sum;
         there = {static_cast<uint32_t>(bytes), id};
       };
       trie_.ForEachPrefix(piece.substr(at), [&](size_t bytes, TokenId id) {
@@ -55,14 +66,29 @@ class Unigram final : public PieceModel {
       });
       if (!known) offer(next - at, kForeign, unknown_score_);
     }
+    AppendTokens(piece.substr(begin), best, out);
+  }
+
+ private:
+  static constexpr TokenId kForeign = -1;
+  static constexpr size_t kWindow = 2 * kMostTokenBytes;
+  static constexpr size_t kLeastPart = 256;  // bytes; so that parts cost less than tokens
+  struct Best {
+    uint32_t bytes = 0;  // 0: there is no way yet
+    TokenId id = kForeign;
+  };
+
+  // Appends the tokens of a part, of which `best` has the best way.
+  void AppendTokens(std::string_view part, const std::vector<Best>& best,
+                    std::vector<TokenId>& out) const {
     const size_t begin = out.size();
-    for (size_t end = piece.size(); end > 0;) {
+    for (size_t end = part.size(); end > 0;) {
       const size_t last = end;
       TokenId id = best[end].id;
       end -= best[end].bytes;
       if (id == kForeign) {
         while (end > 0 && best[end].id == kForeign) end -= best[end].bytes;
-        const std::string_view text = piece.substr(end, last - end);
+        const std::string_view text = part.substr(end, last - end);
         id = trie_.Find(text);
         if (id < 0) {
           AppendForeign(text, out);
@@ -73,14 +99,6 @@ class Unigram final : public PieceModel {
     }
     std::reverse(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end());
   }
-
- private:
-  static constexpr TokenId kForeign = -1;
-  static constexpr size_t kWindow = 2 * kMostTokenBytes;
-  struct Best {
-    uint32_t bytes = 0;  // 0: there is no way yet
-    TokenId id = kForeign;
-  };
 
   // Appends the tokens from the last to the first.
   void AppendForeign(std::string_view text, std::vector<TokenId>& out) const {

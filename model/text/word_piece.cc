@@ -45,9 +45,11 @@ class WordPiece final : public PieceModel {
 
  private:
   bool TooLong(std::string_view piece) const {
-    if (piece.size() <= max_characters_) return false;
-    const auto begins = [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; };
-    return static_cast<size_t>(std::ranges::count_if(piece, begins)) > max_characters_;
+    size_t characters = 0;
+    for (size_t at = 0; at < piece.size() && characters <= max_characters_; ++at) {
+      characters += (static_cast<uint8_t>(piece[at]) & 0xc0) != 0x80;
+    }
+    return characters > max_characters_;
   }
 
   const Trie beginnings_;  // of words

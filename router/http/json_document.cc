@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/types/text.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 #include "router/errors.h"
 #include "router/utf8.h"
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "model/checkpoint.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "tests/support/test_model.h"
 
 namespace flotilla::model {

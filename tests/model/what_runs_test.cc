@@ -10,8 +10,8 @@
 #include "gtest/gtest.h"
 #include "model/ggml_type.h"
 #include "model/load_spec.h"
-#include "model/pretokenizer.h"
 #include "model/tensor.h"
+#include "model/text/pretokenizer.h"
 
 namespace flotilla::model {
 namespace {

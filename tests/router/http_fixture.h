@@ -15,7 +15,7 @@
 #include "model/chat_template.h"
 #include "model/checkpoint.h"
 #include "model/stop_tokens.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "router/http/server.h"
 #include "router/service.h"
 #include "tests/router/http_client.h"

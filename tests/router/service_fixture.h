@@ -16,7 +16,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "model/checkpoint.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "router/metrics.h"
 #include "router/service.h"
 #include "tests/support/fake_engine.h"

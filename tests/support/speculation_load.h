@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "tests/support/engine_runner.h"
 
 namespace flotilla::testing {

@@ -3,7 +3,7 @@
 #include "model/content_hash.h"
 #include "model/load_spec.h"
 #include "model/stop_tokens.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 namespace flotilla::testing {
 

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "model/chat_template.h"
 #include "model/checkpoint.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "proto/codec/status.h"
 #include "router/grpc/server.h"
 #include "router/http/server.h"

@@ -10,7 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "model/checkpoint.h"
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 #include "proto/codec/status.h"
 #include "router/grpc/server.h"
 #include "router/service.h"

@@ -16,7 +16,8 @@
 #include "absl/status/statusor.h"
 #include "common/types/ids.h"
 #include "common/types/text.h"
-#include "model/bpe.h"
+#include "model/text/bpe.h"
+#include "model/text/piece_cache.h"
 
 namespace flotilla::model {
 
@@ -41,8 +42,10 @@ class CharacterBpe {
   // INVALID_ARGUMENT: a rule names a token that does not exist.
   static absl::StatusOr<CharacterBpe> Create(const Vocabulary& vocabulary);
 
-  // Appends the tokens of `text`, which is UTF-8, or of a space and the text.
-  void Encode(std::string_view text, bool after_space, std::vector<TokenId>& out) const;
+  // Appends the tokens of `text`, which is UTF-8, or of a space and the text. `cache`: of words;
+  // may be null.
+  void Encode(std::string_view text, bool after_space, PieceCache* cache,
+              std::vector<TokenId>& out) const;
 
  private:
   CharacterBpe() = default;
@@ -51,6 +54,8 @@ class CharacterBpe {
   void MakeRules(const Vocabulary& vocabulary);
   // The symbol of text that is a token or one character; -1: it is neither.
   TokenId SymbolOf(std::string_view text) const;
+  // The seam of two texts that symbols stand for.
+  BpeMerges::Seam SeamOf(std::string_view left, std::string_view right) const;
   // What the words of a text use one after the other.
   struct Scratch {
     std::vector<TokenId> symbols;

@@ -1,14 +1,13 @@
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 #include <cstring>
 
 namespace flotilla::model {
 
-Utf8Part ReadUtf8(std::string_view text, size_t at) {
+Utf8Part ReadUtf8BeyondAscii(std::string_view text, size_t at) {
   using Kind = Utf8Part::Kind;
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
   const uint8_t lead = byte(0);
-  if (lead < 0x80) return {Kind::kCharacter, 1, lead};
   if (lead < 0xc2 || lead > 0xf4) return {Kind::kInvalid, 1, 0};
   const uint8_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
   // The second byte's range excludes overlong forms, surrogates and values past U+10FFFF.

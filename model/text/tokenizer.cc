@@ -1,4 +1,4 @@
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 #include <algorithm>
 #include <array>
@@ -8,10 +8,10 @@
 #include <system_error>
 #include <utility>
 
-#include "model/characters.h"
-#include "model/detokenizer.h"
 #include "model/text/byte_level.h"
-#include "model/utf8.h"
+#include "model/text/characters.h"
+#include "model/text/detokenizer.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
@@ -73,7 +73,11 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
   }
   if (!status.ok()) return status;
   tokenizer.ReadSpecials(bundle);
-  if (byte_level) tokenizer.MarkWholePieces();
+  if (byte_level) {
+    tokenizer.MarkWholePieces();
+  } else {
+    tokenizer.piece_caches_ = std::make_unique<PieceCaches>();
+  }
   return tokenizer;
 }
 
@@ -128,7 +132,6 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
   offsets_.reserve(count + 1);
   kinds_.reserve(count);
   by_bytes_.reserve(count);
-  added_first_.assign(256, false);
   offsets_.push_back(0);
   for (size_t i = 0; i < count; ++i) {
     const std::string_view token = bundle.tokens[i];
@@ -265,7 +268,8 @@ absl::Status Tokenizer::ReadMerges(const TokenizerBundle& bundle) {
     if (left == by_bytes_.end() || right == by_bytes_.end() || result == by_bytes_.end()) {
       return fail("names a token that is not in the vocabulary");
     }
-    merges_.AddMerge(left->second, right->second, result->second, static_cast<uint32_t>(rank));
+    merges_.AddMerge(left->second, right->second, result->second, static_cast<uint32_t>(rank),
+                     merges_.SeamOf(left->first, right->first));
   }
   return absl::OkStatus();
 }
@@ -317,7 +321,7 @@ TokenId Tokenizer::FindSpecial(std::string_view text) const {
 Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at, size_t run_end,
                                          bool special_allowed) const {
   constexpr Added kNone{-1, 0, 0};
-  if (!added_first_[static_cast<uint8_t>(text[at])]) return kNone;
+  if (!MayBeginAdded(text[at])) return kNone;
   for (const size_t size : added_sizes_) {
     if (size > run_end - at) continue;
     const auto it = added_.find(text.substr(at, size));
@@ -370,28 +374,28 @@ absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
 }
 
 absl::Status Tokenizer::EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
-                                         std::vector<TokenId>& out) const {
+                                         PieceCache* cache, std::vector<TokenId>& out) const {
   if (bound_.Exceeds(text, max_tokens - out.size())) return TooMany(max_tokens);
   bool after_space = space_prefix_ != SpacePrefix::kNone;
   if (space_prefix_ != SpacePrefix::kParts) {
     after_space = after_space && WithSpaces(text.substr(0, kSpaceMark.size()))[0] != ' ';
   }
   if (space_prefix_ == SpacePrefix::kTextWithout) after_space = after_space && first;
-  characters_->Encode(text, after_space, out);
+  characters_->Encode(text, after_space, cache, out);
   return out.size() <= max_tokens ? absl::OkStatus() : TooMany(max_tokens);
 }
 
 absl::Status Tokenizer::EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
-                                         std::vector<TokenId>& out) const {
+                                         PieceCache* cache, std::vector<TokenId>& out) const {
   bool fits = true;
   std::vector<TokenId> ids;
   const absl::Status split = pipeline_->Split(text, first, [&](std::string_view piece) {
     if (byte_level_) return fits = EncodePiece(piece, max_tokens, out);
     ids.clear();
     if (piece_model_ != nullptr) {
-      piece_model_->Encode(piece, ids);
+      PieceCache::Append(cache, piece, ids, [&] { piece_model_->Encode(piece, ids); });
     } else {
-      characters_->Encode(piece, /*after_space=*/false, ids);
+      characters_->Encode(piece, /*after_space=*/false, cache, ids);
     }
     out.insert(out.end(), ids.begin(), ids.end());
     return fits = out.size() <= max_tokens;
@@ -413,9 +417,9 @@ bool Tokenizer::EncodePiece(std::string_view piece, size_t max_tokens,
 }
 
 absl::Status Tokenizer::EncodePlain(std::string_view text, bool first, size_t max_tokens,
-                                    std::vector<TokenId>& out) const {
-  if (pipeline_.has_value()) return EncodeByPipeline(text, first, max_tokens, out);
-  if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, out);
+                                    PieceCache* cache, std::vector<TokenId>& out) const {
+  if (pipeline_.has_value()) return EncodeByPipeline(text, first, max_tokens, cache, out);
+  if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, cache, out);
   std::string normalized;
   if (pretokenizer_->normalizes()) {
     const absl::Status status = Normalize(text, max_tokens - out.size(), normalized);
@@ -440,6 +444,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
     return InvalidArgument("the text is not UTF-8 at byte ", bad);
   }
+  const PieceCaches::Lease lease(piece_caches_.get());
   std::vector<TokenId> ids;
   if (options.add_special && add_bos_) ids.push_back(bos_id_);
   if (options.add_special) ids.insert(ids.end(), prefix_.begin(), prefix_.end());
@@ -449,10 +454,12 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
     if (ids.size() > max_tokens) return TooMany(max_tokens);
     if (end <= plain_begin) return absl::OkStatus();
     return EncodePlain(text.substr(plain_begin, end - plain_begin), plain_begin == 0, max_tokens,
-                       ids);
+                       lease.get(), ids);
   };
   for (const Run& run : runs) {
-    while (at < run.end) {
+    while (true) {
+      while (at < run.end && !MayBeginAdded(text[at])) ++at;
+      if (at >= run.end) break;
       const Added added = AddedTokenAt(text, at, run.end, run.special_allowed);
       if (added.id < 0) {
         ++at;

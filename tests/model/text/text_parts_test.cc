@@ -1,9 +1,12 @@
 // The parts of tokenizers with files that nobody trained, and with long texts. What ordinary files
 // mean is compared with the reference tokenizers in tests/model/tokenizers.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,14 +14,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "model/detokenizer.h"
 #include "model/huggingface/sentencepiece_model.h"
 #include "model/text/character_map.h"
+#include "model/text/detokenizer.h"
 #include "model/text/normalizer.h"
+#include "model/text/piece_model.h"
 #include "model/text/splitter.h"
 #include "model/text/token_text.h"
-#include "model/tokenizer.h"
-#include "model/utf8.h"
+#include "model/text/tokenizer.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
@@ -35,6 +39,75 @@ std::string U32(uint32_t value) {
   std::string bytes;
   for (int i = 0; i < 4; ++i) bytes += static_cast<char>(value >> 8 * i);
   return bytes;
+}
+
+// What a Unigram tokenizer makes of a text without looking at its parts.
+std::vector<TokenId> BestCut(std::span<const std::string_view> texts,
+                             std::span<const double> scores, const std::string& text) {
+  struct Best {
+    double sum = -std::numeric_limits<double>::infinity();
+    size_t begin = 0;
+    TokenId id = 0;  // of the last token; 0: a foreign character
+  };
+  std::vector<Best> best(text.size() + 1);
+  best[0].sum = 0;
+  const double foreign = *std::ranges::min_element(scores) - 10;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const auto offer = [&](size_t end, double score, TokenId id) {
+      if (best[at].sum + score > best[end].sum) best[end] = {best[at].sum + score, at, id};
+    };
+    bool known = false;
+    for (size_t id = 1; id < texts.size(); ++id) {
+      if (std::string_view(text).substr(at).starts_with(texts[id])) {
+        offer(at + texts[id].size(), scores[id], static_cast<TokenId>(id));
+        known = known || texts[id].size() == 1;
+      }
+    }
+    if (!known) offer(at + 1, foreign, 0);
+  }
+  std::vector<TokenId> ids;
+  for (size_t end = text.size(), last = end; end > 0; last = end) {
+    const TokenId id = best[end].id;
+    end = best[end].begin;
+    while (id == 0 && end > 0 && best[end].id == 0) end = best[end].begin;
+    // Foreign characters that follow each other may be a token after all.
+    const auto all = std::ranges::find(texts, std::string_view(text).substr(end, last - end));
+    ids.push_back(all == texts.end() ? 0 : static_cast<TokenId>(all - texts.begin()));
+  }
+  std::ranges::reverse(ids);
+  return ids;
+}
+
+// A long piece is cut where all ways meet, but not between foreign characters, which are one token.
+TEST(Unigram, LongPiecesAreCutAtBest) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::string> tokens = {"?", "a", "b"};  // 'c' and 'd' are foreign alone
+    while (tokens.size() < 12) {
+      std::string token;
+      for (size_t size = 2 + random() % 5; token.size() < size;) token += "abcd"[random() % 4];
+      if (std::ranges::find(tokens, token) == tokens.end()) tokens.push_back(token);
+    }
+    std::vector<std::string_view> texts(tokens.begin(), tokens.end());
+    texts[0] = {};
+    std::vector<double> scores = {0};
+    while (scores.size() < texts.size()) scores.push_back(-1.0 - random() % 1000 / 256.0);
+    std::array<TokenId, 256> no_bytes;
+    no_bytes.fill(-1);
+    const auto model =
+        MakeUnigram({.texts = texts, .bytes = no_bytes, .unknown = 0, .scores = scores});
+    ASSERT_TRUE(model.ok()) << model.status();
+    std::string text;
+    const auto foreign = 1 + random() % 60;  // one of as many characters is foreign
+    while (text.size() < 3000) {
+      text += random() % foreign == 0 ? "cd"[random() % 2] : "ab"[random() % 2];
+    }
+    // No place of a run of a token that overlaps itself is cut.
+    text.insert(1000, std::string(1500, round % 2 == 0 ? 'c' : 'a'));
+    std::vector<TokenId> ids;
+    (*model)->Encode(text, ids);
+    ASSERT_EQ(ids, BestCut(texts, scores, text)) << round;
+  }
 }
 
 TEST(CharacterMap, BytesThatAreNoMapAreRefused) {

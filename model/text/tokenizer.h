@@ -1,8 +1,8 @@
 // Turns text into token ids and back, for vocabularies of byte-level BPE ("gpt2"), SentencePiece's
 // BPE of characters ("llama"), Unigram ("t5") and WordPiece ("bert").
 //
-// A Tokenizer copies what it needs out of the bundle and is immutable. Any number of
-// threads may use it at once. It belongs to the router; others use only the bytes of its
+// A Tokenizer copies what it needs out of the bundle and is immutable but for its caches. Any
+// number of threads may use it at once. It belongs to the router; others use only the bytes of its
 // vocabulary. It knows nothing of chats: a rendered prompt arrives as pieces that say
 // whether special tokens count in them.
 #pragma once
@@ -21,13 +21,14 @@
 #include "common/types/ids.h"
 #include "common/types/text.h"
 #include "common/types/tokenizer_bundle.h"
-#include "model/bpe.h"
-#include "model/character_bpe.h"
-#include "model/pretokenizer.h"
+#include "model/text/bpe.h"
+#include "model/text/character_bpe.h"
+#include "model/text/piece_cache.h"
 #include "model/text/piece_model.h"
+#include "model/text/pretokenizer.h"
+#include "model/text/text_piece.h"
 #include "model/text/text_pipeline.h"
-#include "model/text_piece.h"
-#include "model/token_bound.h"
+#include "model/text/token_bound.h"
 
 namespace flotilla::model {
 
@@ -118,6 +119,7 @@ class Tokenizer {
   void ReadSpecials(const TokenizerBundle& bundle);
   void MarkWholePieces();
 
+  bool MayBeginAdded(char c) const { return added_first_[static_cast<uint8_t>(c)]; }
   // The longest added token that begins at `at`; id -1 if there is none. It takes the text
   // [begin, end), which may have white space around it.
   struct Added {
@@ -130,13 +132,13 @@ class Tokenizer {
   Added WithRule(TokenId id, std::string_view text, size_t at, size_t size) const;
 
   // Both return OutOfRange when `out` would have more than `max_tokens`.
-  // `first`: nothing comes before the text.
-  absl::Status EncodePlain(std::string_view text, bool first, size_t max_tokens,
+  // `first`: nothing comes before the text. `cache` may be null.
+  absl::Status EncodePlain(std::string_view text, bool first, size_t max_tokens, PieceCache* cache,
                            std::vector<TokenId>& out) const;
   absl::Status EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
-                                std::vector<TokenId>& out) const;
+                                PieceCache* cache, std::vector<TokenId>& out) const;
   absl::Status EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
-                                std::vector<TokenId>& out) const;
+                                PieceCache* cache, std::vector<TokenId>& out) const;
   // Appends the tokens of a piece of byte-level BPE; false: they would be more than `max_tokens`.
   bool EncodePiece(std::string_view piece, size_t max_tokens, std::vector<TokenId>& out) const;
   absl::Status Normalize(std::string_view text, size_t max_tokens, std::string& out) const;
@@ -152,6 +154,8 @@ class Tokenizer {
   absl::flat_hash_map<TokenId, std::string> first_bytes_;  // where they are others than bytes_
   // Of Unigram and WordPiece.
   std::unique_ptr<const PieceModel> piece_model_;
+  // Of all but byte-level BPE, which finds common words in its vocabulary.
+  std::unique_ptr<PieceCaches> piece_caches_;
   // Of byte-level BPE.
   bool ignores_merges_ = false;
   std::optional<Pretokenizer> pretokenizer_;
@@ -169,8 +173,8 @@ class Tokenizer {
   TextMap<TokenId> by_bytes_;  // normal tokens
   // Control and user-defined tokens.
   absl::flat_hash_map<std::string, TokenId, TextHash, TextEqual> added_;
-  std::vector<size_t> added_sizes_;  // distinct lengths of added_, longest first
-  std::vector<bool> added_first_;    // [256] some added token begins with this byte
+  std::vector<size_t> added_sizes_;      // distinct lengths of added_, longest first
+  std::array<bool, 256> added_first_{};  // some added token begins with this byte
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;
   bool add_bos_ = false;

@@ -1,10 +1,10 @@
-#include "model/detokenizer.h"
+#include "model/text/detokenizer.h"
 
 #include <string_view>
 #include <utility>
 
-#include "model/tokenizer.h"
-#include "model/utf8.h"
+#include "model/text/tokenizer.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 

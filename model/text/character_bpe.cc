@@ -1,10 +1,10 @@
-#include "model/character_bpe.h"
+#include "model/text/character_bpe.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "common/types/text.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
@@ -79,6 +79,13 @@ TokenId CharacterBpe::SymbolOf(std::string_view text) const {
   return character == characters_.end() ? -1 : character->second;
 }
 
+BpeMerges::Seam CharacterBpe::SeamOf(std::string_view left, std::string_view right) const {
+  size_t last = left.size() - 1;
+  while ((static_cast<uint8_t>(left[last]) & 0xc0) == 0x80) --last;
+  return {characters_.at(ReadCharacter(left, last).code_point),
+          characters_.at(ReadCharacter(right, 0).code_point)};
+}
+
 absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
   merges_.Reserve(vocabulary.merges.size());
   std::string both;
@@ -98,7 +105,8 @@ absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
       return InvalidArgument("tokenizer: merge rule ", rank,
                              " names a token that is not in the vocabulary");
     }
-    merges_.AddMerge(first, second, result, static_cast<uint32_t>(rank));
+    merges_.AddMerge(first, second, result, static_cast<uint32_t>(rank),
+                     SeamOf(joined.substr(0, left), joined.substr(left)));
   }
   return absl::OkStatus();
 }
@@ -119,27 +127,35 @@ void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
     if (i > 0 && score(id) != score(tokens[i - 1].first)) rank = static_cast<uint32_t>(i);
     for (size_t cut = EndOf(text, 0); cut < text.size(); cut = EndOf(text, cut)) {
       const TokenId left = SymbolOf(text.substr(0, cut)), right = SymbolOf(text.substr(cut));
-      if (left >= 0 && right >= 0) merges_.AddMerge(left, right, id, rank);
+      if (left < 0 || right < 0) continue;
+      merges_.AddMerge(left, right, id, rank, SeamOf(text.substr(0, cut), text.substr(cut)));
     }
   }
 }
 
-void CharacterBpe::Encode(std::string_view text, bool after_space,
+void CharacterBpe::Encode(std::string_view text, bool after_space, PieceCache* cache,
                           std::vector<TokenId>& out) const {
   Scratch scratch;
   if (!cuts_at_spaces_) return EncodeWord(text, after_space, scratch, out);
+  const auto encode = [&](std::string_view word) {
+    if (std::exchange(after_space, false)) return EncodeWord(word, true, scratch, out);
+    // A word that begins with unknown characters goes on with the token of those before it.
+    const bool alone = out.empty() || out.back() != unknown_;
+    PieceCache::Append(alone ? cache : nullptr, word, out,
+                       [&] { EncodeWord(word, false, scratch, out); });
+  };
   // Nothing merges across the end of a word.
   size_t begin = 0;
   bool in_word = false;
   for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
     const bool space = ReadCharacter(text, at).code_point == ' ';
     if (space && in_word) {
-      EncodeWord(text.substr(begin, at - begin), std::exchange(after_space, false), scratch, out);
+      encode(text.substr(begin, at - begin));
       begin = at;
     }
     in_word = !space;
   }
-  EncodeWord(text.substr(begin), after_space, scratch, out);
+  encode(text.substr(begin));
 }
 
 void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& scratch,

@@ -23,8 +23,14 @@ struct Utf8Part {
   uint32_t code_point;  // of a character, else 0
 };
 
+// The same as ReadUtf8 where the byte at `at` is not ASCII.
+Utf8Part ReadUtf8BeyondAscii(std::string_view text, size_t at);
 // The part that begins at `at`, which must be less than text.size().
-Utf8Part ReadUtf8(std::string_view text, size_t at);
+inline Utf8Part ReadUtf8(std::string_view text, size_t at) {
+  const auto lead = static_cast<uint8_t>(text[at]);
+  if (lead < 0x80) return {Utf8Part::Kind::kCharacter, 1, lead};
+  return ReadUtf8BeyondAscii(text, at);
+}
 
 // Offset of the first byte that is not part of a whole character, or npos.
 size_t FindInvalidUtf8(std::string_view text);

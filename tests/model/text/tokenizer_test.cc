@@ -1,10 +1,8 @@
-#include "model/tokenizer.h"
+#include "model/text/tokenizer.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <map>
-#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -16,8 +14,8 @@
 #include <unicode/unistr.h>
 
 #include "model/checkpoint.h"
-#include "model/detokenizer.h"
-#include "model/utf8.h"
+#include "model/text/detokenizer.h"
+#include "model/text/utf8.h"
 #include "tests/support/allocations.h"
 #include "tests/support/sentence_pieces.h"
 #include "tests/support/test_model.h"
@@ -212,58 +210,6 @@ TEST(Tokenizer, WhatIsTooLongIsNotEncoded) {
               absl::StatusCode::kOutOfRange);
   }
 }
-
-// The heap, the ranks and the scan must give the same result. The rules are those of a trained
-// vocabulary, or (for the heap) rules that no vocabulary has.
-class Merging : public ::testing::TestWithParam<bool> {};
-
-TEST_P(Merging, LongAndShortPiecesMergeAlike) {
-  BpeMerges merges;
-  for (int b = 0; b < 4; ++b) merges.SetByteToken('a' + b, b);
-  std::mt19937 random(11);
-  std::vector<std::string> bytes = {"a", "b", "c", "d"};
-  std::vector<uint32_t> ranks(60);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  if (GetParam()) std::ranges::shuffle(ranks, random);
-  std::map<uint32_t, TokenId> result_of;
-  for (const uint32_t rank : ranks) {
-    const auto left = static_cast<TokenId>(random() % bytes.size());
-    const auto right = static_cast<TokenId>(random() % bytes.size());
-    merges.AddMerge(left, right, static_cast<TokenId>(bytes.size()), rank);
-    result_of[rank] = static_cast<TokenId>(bytes.size());
-    bytes.push_back(bytes[left] + bytes[right]);
-  }
-  for (int round = 0; round < 2000; ++round) {
-    std::string piece;
-    for (int i = 0; i < 100; ++i) piece += static_cast<char>('a' + random() % 4);
-    std::vector<TokenId> by_heap;
-    merges.Encode(piece, by_heap);
-    // By definition the lowest-ranked rule applies, the leftmost on ties, until none applies.
-    std::vector<TokenId> expected;
-    for (const char c : piece) expected.push_back(c - 'a');
-    for (bool merged = true; merged;) {
-      merged = false;
-      uint32_t best = UINT32_MAX;
-      size_t at = 0;
-      for (size_t i = 0; i + 1 < expected.size(); ++i) {
-        const auto rank = merges.RankOf(expected[i], expected[i + 1]);
-        if (rank && *rank < best) best = *rank, at = i;
-      }
-      if (best == UINT32_MAX) break;
-      expected[at] = result_of.at(best);
-      expected.erase(expected.begin() + static_cast<long>(at) + 1);
-      merged = true;
-    }
-    ASSERT_EQ(by_heap, expected) << piece;
-    std::vector<TokenId> by_scan;
-    merges.Encode(std::string_view(piece).substr(0, 60), by_scan);
-    std::string back;
-    for (const TokenId id : by_scan) back += bytes[id];
-    ASSERT_EQ(back, piece.substr(0, 60));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, Merging, ::testing::Bool());
 
 TEST(Tokenizer, BytesAndDecoding) {
   EXPECT_EQ(SmolLm2().TokenBytes(905), " world");

@@ -1,4 +1,4 @@
-#include "model/token_bound.h"
+#include "model/text/token_bound.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "model/pretokenizer.h"
+#include "model/text/pretokenizer.h"
 
 #include <unicode/normalizer2.h>
 
@@ -11,7 +11,7 @@
 #include "common/types/text.h"
 #include "model/text/pattern.h"
 #include "model/text/unicode_form.h"
-#include "model/utf8.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 

@@ -1,10 +1,12 @@
-#include "model/characters.h"
+#include "model/text/characters.h"
 
 #include <unicode/uchar.h>
 
 namespace flotilla::model {
 
-bool IsWhiteSpace(uint32_t code_point) { return u_isUWhiteSpace(static_cast<UChar32>(code_point)); }
+bool IsWhiteSpaceBeyondAscii(uint32_t code_point) {
+  return u_isUWhiteSpace(static_cast<UChar32>(code_point));
+}
 
 bool IsWordCharacter(uint32_t code_point) {
   const auto character = static_cast<UChar32>(code_point);
