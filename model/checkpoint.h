@@ -50,7 +50,9 @@ class Checkpoint {
   // Null if there is no tensor of that name.
   virtual const Tensor* FindTensor(std::string_view name) const = 0;
 
-  // The number of tokens of the tokenizer; 0 if the file has none.
+  // One more than the largest id of a token of the tokenizer; 0 if the file has none. Padding does
+  // not count: unused tokens "[PAD7]", named after their ids, that ReadTokenizer may give behind
+  // all others.
   virtual uint64_t token_count() const = 0;
   // INVALID_ARGUMENT: the file has no tokenizer, or one that contradicts itself. UNIMPLEMENTED:
   // a token of an unknown type.

@@ -164,7 +164,9 @@ struct ModelSpec {
   std::string architecture;  // e.g. "llama"
   std::string name;          // for people; may be empty
   uint32_t hidden = 0;
-  uint32_t vocab = 0;
+  uint32_t vocab = 0;  // rows of the table of token vectors, and entries of a row of logits
+  // Ids of tokens are below this; 1..vocab. Other entries are never drawn.
+  uint32_t tokens = 0;
   uint32_t context_length = 0;  // positions the model was trained for
   // The table of positions, where the tensor table has one, begins with so many unused vectors.
   uint32_t position_offset = 0;

@@ -12,12 +12,14 @@
 #include "common/types/text.h"
 #include "model/gguf/gguf_file.h"
 #include "model/gguf/gguf_text.h"
+#include "model/padding_token.h"
 
 namespace flotilla::model {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 constexpr char kTokens[] = "tokenizer.ggml.tokens";
+constexpr char kKinds[] = "tokenizer.ggml.token_type";
 
 // A missing key is an error of the file, so its NotFound becomes InvalidArgument.
 absl::Status AsInvalid(const absl::Status& status) {
@@ -192,7 +194,7 @@ class TokenizerReader {
   }
 
   void ReadKinds(TokenizerBundle& bundle) {
-    const std::vector<int64_t> kinds = Value(file_.GetInts("tokenizer.ggml.token_type"));
+    const std::vector<int64_t> kinds = Value(file_.GetInts(kKinds));
     if (kinds.size() != bundle.tokens.size()) {
       Fail(InvalidArgument("tokenizer.ggml: ", bundle.tokens.size(), " tokens and ", kinds.size(),
                            " token types"));
@@ -221,8 +223,11 @@ class GgufCheckpoint final : public Checkpoint {
   std::span<const Tensor> tensors() const override { return file_.tensors(); }
   const Tensor* FindTensor(std::string_view name) const override { return file_.FindTensor(name); }
   uint64_t token_count() const override {
-    const GgufValue* tokens = file_.Find(kTokens);
-    return tokens != nullptr && tokens->type == GgufType::kArray ? tokens->count : 0;
+    const auto tokens = file_.GetStrings(kTokens);
+    if (!tokens.ok()) return 0;
+    const auto kinds = file_.GetInts(kKinds);
+    if (!kinds.ok() || kinds->size() != tokens->size()) return tokens->size();
+    return CountWithoutPadding(*tokens, *kinds);
   }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
     return TokenizerReader(file_).Read();

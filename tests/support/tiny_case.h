@@ -68,7 +68,8 @@ inline TinyCase ReadTinyCase(const std::string& path) {
   if (text) numbers = nlohmann::json::parse(text);
   ScratchDirectory made;
   const bool has_file = std::filesystem::exists(folder + "/model.safetensors");
-  if (!has_file && !WriteMadeFolder(folder, numbers.value("seed", 0ull), made.path())) {
+  if (!has_file && !WriteMadeFolder(folder, numbers.value("seed", 0ull),
+                                    numbers.value("tokens", 0ull), made.path())) {
     ADD_FAILURE() << folder << " has no weights";
   }
   auto file = model::OpenCheckpoint(has_file ? folder : made.path());

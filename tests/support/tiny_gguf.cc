@@ -62,8 +62,9 @@ struct Vocabulary {
   std::vector<std::string> merges;
 };
 
-Vocabulary MakeVocabulary(uint32_t size) {
+Vocabulary MakeVocabulary(const TinyModelOptions& o) {
   constexpr int32_t kNormal = 1, kControl = 3, kUnused = 5;
+  const uint32_t size = o.vocab - o.padding;
   Vocabulary vocab;
   for (const char* control : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
     vocab.tokens.push_back(control);
@@ -87,8 +88,12 @@ Vocabulary MakeVocabulary(uint32_t size) {
       add(word.substr(0, n));
     }
   }
-  while (vocab.tokens.size() < size) {
-    vocab.tokens.push_back("<unused_" + std::to_string(vocab.tokens.size()) + ">");
+  while (vocab.tokens.size() < o.vocab) {
+    const size_t id = vocab.tokens.size();
+    const bool padding = id >= size;
+    if (padding && !o.lists_padding) break;
+    vocab.tokens.push_back((padding ? "[PAD" : "<unused_") + std::to_string(id) +
+                           (padding ? "]" : ">"));
     vocab.types.push_back(kUnused);
   }
   return vocab;
@@ -120,7 +125,7 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
     file.AddUint32("llama.expert_used_count", 2);
   }
 
-  const Vocabulary vocab = MakeVocabulary(o.vocab);
+  const Vocabulary vocab = MakeVocabulary(o);
   file.AddString("tokenizer.ggml.model", "gpt2");
   file.AddString("tokenizer.ggml.pre", o.pretokenizer);
   file.AddStrings("tokenizer.ggml.tokens", vocab.tokens);

@@ -58,7 +58,9 @@ struct TinyModelOptions {
   uint32_t ffn = 288;  // multiple of 32; two whole FFN splits and a short one
   // In place of the FFN so many experts of that width, two of which each row goes through; 0: none.
   uint32_t experts = 0;
-  uint32_t vocab = 320;  // at least kTinyVocabMin
+  uint32_t vocab = 320;       // at least kTinyVocabMin
+  uint32_t padding = 0;       // of these rows the last ones that belong to no token
+  bool lists_padding = true;  // among the tokens, as llama.cpp's converter does
   uint32_t context_length = 512;
   float rope_base = 10000.0f;
   bool tied_embedding = true;

@@ -111,7 +111,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankO
   layout.limits.metadata_bytes =
       kCopyMetadataBytes +
       StepOutputs::MaxMetadataBytes(options.max_step_tokens + options.max_sequences,
-                                    ShardVocabulary(layout.shards, options.shape));
+                                    ShardVocabulary(*spec, layout.shards, options.shape));
   return layout;
 }
 
@@ -170,7 +170,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   auto decoder = Decoder::Load(*file_, spec_, shards, options_.shape, number, *backend_);
   if (!decoder.ok()) return decoder.status();
   decoder_ = *std::move(decoder);
-  vocabulary_ = ShardVocabulary(shards, options_.shape);
+  vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_, options_.progress);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors
   Describe();
@@ -206,13 +206,15 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
 
 void Rank::Describe() {
   description_.model_id = options_.model_id;
-  description_.vocab_size = spec_.vocab;
+  description_.vocab_size = spec_.tokens;
   description_.max_context = MaxContext(options_, spec_);
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
-  const std::string numerics =
+  std::string numerics =
       absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)), "|",
                    kRecipeVersion, "|", std::string(kernels::KvFormatName(options_.kv_format)));
+  // Versions before this one drew tokens from all entries of a row.
+  if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_sequences = options_.max_sequences;
@@ -234,7 +236,7 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
   const std::uint32_t layers =
       options_.draft_layers > 0 ? options_.draft_layers
                                 : std::max(1u, static_cast<std::uint32_t>(spec_.layers.size()) / 3);
-  return std::make_unique<DraftModel>(static_cast<int>(layers), *decoder_, host_ops_);
+  return std::make_unique<DraftModel>(static_cast<int>(layers), spec_.tokens, *decoder_, host_ops_);
 }
 
 absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {

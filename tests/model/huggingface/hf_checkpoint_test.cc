@@ -242,7 +242,7 @@ TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
   changed["decoder"] = {{"type", "WordPiece"}};
   EXPECT_THAT(error(changed), HasSubstr("ByteLevel without such a decoder is not supported"));
   changed = good;
-  changed["added_tokens"][0]["id"] = 1 << 30;
+  changed["model"]["vocab"]["last"] = 1 << 30;
   EXPECT_THAT(error(changed), HasSubstr("has 1073741825 tokens, not 1.."));
   changed = good;
   changed["model"]["merges"].push_back(7);
@@ -291,6 +291,34 @@ TEST_F(HfCheckpointTest, KnownPatternsAndUnusedIds) {
   ASSERT_EQ(padded.tokens.size(), tokens + 2);
   EXPECT_EQ(padded.tokens.back(), absl::StrCat("[PAD", tokens + 1, "]"));
   EXPECT_EQ(padded.kinds.back(), TokenKind::kUnused);
+  EXPECT_EQ((*OpenCheckpoint(folder_))->token_count(), tokens);
+  // An id between others without a token counts.
+  tokenizer["added_tokens"].push_back(
+      {{"id", tokens + 1}, {"content", "<last>"}, {"special", true}});
+  EXPECT_EQ(read(R"(\p{N})").tokens[tokens], absl::StrCat("[PAD", tokens, "]"));
+  EXPECT_EQ((*OpenCheckpoint(folder_))->token_count(), tokens + 2);
+  // Added tokens beyond the rows are left out; all others are refused.
+  config["vocab_size"] = tokens;
+  Write("config.json", config);
+  EXPECT_EQ(read(R"(\p{N})").tokens.size(), tokens);
+  EXPECT_EQ(Error(), "");
+  tokenizer["model"]["vocab"]["last"] = tokens + 1;
+  tokenizer["added_tokens"].erase(tokenizer["added_tokens"].size() - 1);
+  EXPECT_EQ(read(R"(\p{N})").tokens.size(), tokens + 2);
+  EXPECT_THAT(Error(), HasSubstr(absl::StrCat("the tokenizer has ", tokens + 2, " tokens")));
+}
+
+TEST_F(HfCheckpointTest, RowsBeyondTheTokensBelongToNone) {
+  Json tokenizer = Read("tokenizer.json");
+  const std::size_t rows = testing::TinyModelOptions().vocab;
+  for (auto id = rows - 1; tokenizer["added_tokens"].back()["id"] == id && id > 310; --id) {
+    tokenizer["added_tokens"].erase(tokenizer["added_tokens"].size() - 1);
+  }
+  Write("tokenizer.json", tokenizer);
+  const auto spec = LoadSpec(**OpenCheckpoint(folder_));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->vocab, rows);
+  EXPECT_EQ(spec->tokens, 311u);
 }
 
 // The real tokenizer comes back as it was, but for what only GGUF says.

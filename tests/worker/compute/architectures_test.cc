@@ -58,8 +58,8 @@ std::vector<TokenId> Greedy(const testing::TinyCase& tiny, const model::ModelSpe
   while (tokens.size() < tiny.greedy.size()) {
     Step(machine, {&s}, {s.tokens.size() - s.length});
     const std::vector<float>& logits = s.logits[s.length - 1];
-    tokens.push_back(
-        static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    const auto best = std::max_element(logits.begin(), logits.begin() + spec.tokens);
+    tokens.push_back(static_cast<TokenId>(best - logits.begin()));
     s.tokens.push_back(tokens.back());
   }
   return tokens;
