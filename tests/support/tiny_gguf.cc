@@ -300,6 +300,22 @@ std::vector<std::byte> GgufBuilder::Build() const {
   return out;
 }
 
+std::vector<std::vector<std::byte>> GgufBuilder::BuildParts(size_t count) const {
+  std::vector<std::vector<std::byte>> files;
+  for (size_t part = 0; part < count; ++part) {
+    GgufBuilder file;
+    if (part == 0) file = *this;
+    const size_t begin = tensors_.size() * part / count;
+    const size_t end = tensors_.size() * (part + 1) / count;
+    file.tensors_.assign(tensors_.begin() + begin, tensors_.begin() + end);
+    file.AddUint32("split.no", static_cast<uint32_t>(part));
+    file.AddUint32("split.count", static_cast<uint32_t>(count));
+    file.AddUint32("split.tensors.count", static_cast<uint32_t>(tensors_.size()));
+    files.push_back(file.Build());
+  }
+  return files;
+}
+
 std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values) {
   std::vector<std::byte> out;
   constexpr size_t kBlock = 32;
@@ -341,12 +357,16 @@ std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float>
   return out;
 }
 
-std::vector<std::byte> TinyGguf(const TinyModelOptions& options) {
+GgufBuilder TinyGgufBuilder(const TinyModelOptions& options) {
   if (options.vocab < kTinyVocabMin) Die("vocab is too small");
   GgufBuilder file;
   AddMetadata(options, file);
   AddWeights(options, file);
-  return file.Build();
+  return file;
+}
+
+std::vector<std::byte> TinyGguf(const TinyModelOptions& options) {
+  return TinyGgufBuilder(options).Build();
 }
 
 void WriteTinyGguf(const std::string& path, const TinyModelOptions& options) {

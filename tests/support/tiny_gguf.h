@@ -30,6 +30,8 @@ class GgufBuilder {
                  std::vector<std::byte> data);
 
   std::vector<std::byte> Build() const;
+  // The same as `count` >= 2 files (model/gguf/gguf_parts.h); the last ones have the more tensors.
+  std::vector<std::vector<std::byte>> BuildParts(size_t count) const;
 
  private:
   void BeginValue(std::string_view key, uint32_t type);
@@ -79,6 +81,7 @@ inline constexpr int32_t kTinyFirstByte = 3;
 inline constexpr uint32_t kTinyVocabMin = 3 + 256;
 
 // A complete model that LoadSpec and Tokenizer::Create accept.
+GgufBuilder TinyGgufBuilder(const TinyModelOptions& options = {});
 std::vector<std::byte> TinyGguf(const TinyModelOptions& options = {});
 
 // Writes the same model to a file at `path`. Aborts the test process if that fails.
