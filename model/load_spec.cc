@@ -42,7 +42,7 @@ std::vector<std::string_view> KnownArchitectures() {
   return names;
 }
 
-absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
+absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint, uint32_t served_context) {
   const Configuration& configuration = checkpoint.configuration();
   const auto name = configuration.architecture();
   if (!name.ok()) return name.status();
@@ -61,6 +61,7 @@ absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
   ModelSpec spec;
   spec.architecture = (*found)->name;
   spec.name = configuration.title();
+  spec.served_context = served_context;
   ConfigReader in(configuration);
   (*found)->read(checkpoint, in, spec);
   absl::Status status = in.status();

@@ -51,19 +51,15 @@ absl::Status CheckOptions(const RankOptions& options, const model::ModelSpec& sp
     return absl::InvalidArgumentError(
         absl::StrCat("max_step_tokens is outside 1..", kMaxStepTokens));
   }
-  if (options.max_context > spec.context_length) {
+  if (options.max_context > spec.longest_context) {
     return absl::InvalidArgumentError(absl::StrCat("max_context ", options.max_context,
-                                                   " exceeds the model's ", spec.context_length));
+                                                   " exceeds the model's ", spec.longest_context));
   }
   if (options.kv_blocks > kMaxKvBlocks) {
     return absl::InvalidArgumentError(absl::StrCat("kv_blocks exceeds ", kMaxKvBlocks));
   }
   if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
   return CheckSpeculation(options, spec);
-}
-
-std::uint32_t MaxContext(const RankOptions& options, const model::ModelSpec& spec) {
-  return options.max_context > 0 ? options.max_context : spec.context_length;
 }
 
 // A hash of the bytes, which says after each piece that it gets further.
@@ -98,7 +94,7 @@ std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadP
 }  // namespace
 
 absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options) {
-  auto spec = model::LoadSpec(file);
+  auto spec = model::LoadSpec(file, options.max_context);
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
@@ -126,7 +122,7 @@ Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& opt
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::Checkpoint> file,
                                                    const RankOptions& options, const Clock& clock,
                                                    RankLinks links) {
-  auto spec = model::LoadSpec(*file);
+  auto spec = model::LoadSpec(*file, options.max_context);
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
@@ -152,7 +148,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .isa = options_.isa,
                          .threads = threads,
                          .max_rows = static_cast<int>(options_.max_step_tokens),
-                         .max_positions = static_cast<int>(MaxContext(options_, spec_)),
+                         .max_positions = static_cast<int>(spec_.served_context),
                          .clock = &clock,
                          .exchange = links_.exchange,
                          .progress = options_.progress};
@@ -207,7 +203,7 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
 void Rank::Describe() {
   description_.model_id = options_.model_id;
   description_.vocab_size = spec_.tokens;
-  description_.max_context = MaxContext(options_, spec_);
+  description_.max_context = spec_.served_context;
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
   std::string numerics =
@@ -215,6 +211,7 @@ void Rank::Describe() {
                    kRecipeVersion, "|", std::string(kernels::KvFormatName(options_.kv_format)));
   // Versions before this one drew tokens from all entries of a row.
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
+  if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_sequences = options_.max_sequences;

@@ -70,7 +70,7 @@ class ArchitecturesTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
   const testing::TinyCase tiny = testing::ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
-  const auto spec = model::LoadSpec(*tiny.file);
+  const auto spec = model::LoadSpec(*tiny.file, tiny.served);
   ASSERT_TRUE(spec.ok()) << spec.status();
   Sequence whole = MakeSequence(tiny.ids.size(), spec->vocab, 1, 1);
   whole.tokens = tiny.ids;
