@@ -94,9 +94,12 @@ std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
         "cannot be served: ",
         absl::StrReplaceAll(absl::Utf8SafeCEscape(spec.status().message()), {{"\\'", "'"}}));
   }
-  return absl::StrFormat("%s: %d layers of %d, %s, %s, %d tokens, context %d%s", spec->architecture,
-                         spec->layers.size(), spec->hidden, Heads(spec->attention()), Ffns(*spec),
-                         spec->vocab, spec->context_length, KvGroups(*spec));
+  const std::string rows =
+      spec->tokens < spec->vocab ? absl::StrFormat(" of %d rows", spec->vocab) : "";
+  return absl::StrFormat("%s: %d layers of %d, %s, %s, %d tokens%s, context %d%s",
+                         spec->architecture, spec->layers.size(), spec->hidden,
+                         Heads(spec->attention()), Ffns(*spec), spec->tokens, rows,
+                         spec->context_length, KvGroups(*spec));
 }
 
 }  // namespace

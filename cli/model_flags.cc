@@ -61,9 +61,12 @@ absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& 
                              const model::Checkpoint& file) {
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
   if (!spec.ok()) return spec.status();
-  if (flags.max_model_len > std::int64_t{spec->context_length}) {
-    return Wrong("--max-model-len", flags.max_model_len,
-                 absl::StrCat("the model was trained for ", spec->context_length, " tokens"));
+  if (flags.max_model_len > std::int64_t{spec->longest_context}) {
+    return Wrong(
+        "--max-model-len", flags.max_model_len,
+        absl::StrCat(spec->longest_context > spec->context_length ? "the model can be scaled to "
+                                                                  : "the model was trained for ",
+                     spec->longest_context, " tokens"));
   }
   if (auto status = CheckSpeculation(flags, *spec); !status.ok()) return status;
   if (auto status = CheckMemory(flags, options, *spec); !status.ok()) return status;

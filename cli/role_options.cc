@@ -45,7 +45,7 @@ std::string ModelId(const RoleFlags& flags) {
   // The name of a folder may have a dot, as in Qwen3-0.6B.
   const auto path = std::filesystem::path(flags.model).lexically_normal();
   const auto name = path.has_filename() ? path.filename() : path.parent_path().filename();
-  return name.extension() == ".gguf" ? name.stem().string() : name.string();
+  return std::string(model::ModelNameOf(name.string()));
 }
 
 absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,

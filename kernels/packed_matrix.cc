@@ -96,7 +96,13 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
         absl::StrCat("no memory for ", rounded, " bytes of packed weights"));
   }
   matrix.data_.reset(data);
-  if (huge) madvise(data, rounded, MADV_HUGEPAGE);  // advice: a refusal changes nothing
+  if (huge) {
+    // This is advice: a refusal changes nothing. The end of the matrix has small pages, because a
+    // huge one would take memory that the matrix does not need.
+    const int64_t whole = matrix.bytes_ / kHugePageBytes * kHugePageBytes;
+    madvise(data, whole, MADV_HUGEPAGE);
+    if (rounded > whole) madvise(data + whole, rounded - whole, MADV_NOHUGEPAGE);
+  }
   // Panels beyond `columns` and columns never packed are zero weights.
   std::memset(data, 0, matrix.bytes_);
   return matrix;

@@ -1,5 +1,6 @@
 #include "model/chat_template.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/types/text.h"
@@ -24,7 +25,8 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Compile(std::string_view source) {
 
 absl::StatusOr<std::vector<TextPiece>> ChatTemplate::Render(
     const nlohmann::ordered_json& messages, const ChatTemplateOptions& options) const {
-  jinja::Heap heap(options.max_steps);
+  constexpr uint64_t kMost = ChatTemplateOptions::kMostSteps, kStepsPerRead = 24;
+  jinja::Heap heap(kMost);
   std::vector<std::pair<std::string, jinja::Value>> variables;
   if (options.extra.is_object()) {
     for (const auto& [name, value] : options.extra.items()) {
@@ -39,6 +41,8 @@ absl::StatusOr<std::vector<TextPiece>> ChatTemplate::Render(
   variables.emplace_back("bos_token", heap.NewText(options.bos_token));
   variables.emplace_back("eos_token", heap.NewText(options.eos_token));
   if (!heap.ok()) return heap.status();
+  const uint64_t read = kMost - heap.steps_left();
+  heap.set_steps_left(std::min(heap.steps_left(), options.max_steps + kStepsPerRead * read));
 
   const auto text = jinja::Run(
       *program_, variables, heap,

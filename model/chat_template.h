@@ -47,10 +47,12 @@ struct ChatTemplateOptions {
   // What strftime_now(format) returns. If it is not set, the call is refused.
   std::function<std::string(std::string_view format)> strftime_now;
 
-  // Bounds of one rendering. A step is one node of the program evaluated, or
-  // 64 bytes of text or 4 list elements made; 2,000 messages take
-  // some 200,000.
-  uint64_t max_steps = 2'000'000;
+  // Bounds of one rendering. A step is one node of the program evaluated, or 64 bytes of text or 4
+  // list elements made or read. The rendering may take max_steps, and 24 more for each that its
+  // input takes to be read (10 for a message, and one for 64 bytes), but kMostSteps at most. A
+  // message takes 100 steps in most templates.
+  static constexpr uint64_t kMostSteps = 2'000'000;
+  uint64_t max_steps = 250'000;
   size_t max_output_bytes = 16 << 20;
 };
 

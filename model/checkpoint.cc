@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "model/gguf/gguf_checkpoint.h"
+#include "model/gguf/gguf_parts.h"
 #include "model/huggingface/hf_checkpoint.h"
 
 namespace flotilla::model {
@@ -14,7 +15,9 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::stri
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(
     std::span<const std::byte> bytes) {
-  return ParseGguf(bytes);
+  return ParseGguf({&bytes, 1});
 }
+
+std::string_view ModelNameOf(std::string_view file) { return GgufModelName(file); }
 
 }  // namespace flotilla::model

@@ -50,7 +50,9 @@ class Checkpoint {
   // Null if there is no tensor of that name.
   virtual const Tensor* FindTensor(std::string_view name) const = 0;
 
-  // The number of tokens of the tokenizer; 0 if the file has none.
+  // One more than the largest id of a token of the tokenizer; 0 if the file has none. Padding does
+  // not count: unused tokens "[PAD7]", named after their ids, that ReadTokenizer may give behind
+  // all others.
   virtual uint64_t token_count() const = 0;
   // INVALID_ARGUMENT: the file has no tokenizer, or one that contradicts itself. UNIMPLEMENTED:
   // a token of an unknown type.
@@ -67,10 +69,14 @@ class Checkpoint {
   virtual std::vector<MetadataEntry> Metadata() const = 0;
 };
 
-// Maps the GGUF file at `path`, or the files of the Hugging Face folder there. NOT_FOUND or another
-// errno code if one cannot be opened; INVALID_ARGUMENT, which says what and where, if it is not
-// valid.
+// Maps the GGUF file at `path`, with its other parts if it is the first of several, or the files of
+// the Hugging Face folder there. NOT_FOUND or another errno code if one cannot be opened;
+// INVALID_ARGUMENT, which says what and where, if it is not valid.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::string& path);
+
+// What a model is called whose file or folder has this name: without ".gguf", and without the
+// number of a part ("-00001-of-00005"). A view into `file`.
+std::string_view ModelNameOf(std::string_view file);
 
 // Reads a GGUF file that is held in memory. `bytes` outlive the result. INVALID_ARGUMENT as above.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(std::span<const std::byte> bytes);

@@ -14,7 +14,7 @@ struct Kind {
 };
 
 uint32_t WindowOf(const ModelSpec& spec, const LayerSpec& layer) {
-  return layer.attention.window < spec.context_length ? layer.attention.window : 0;
+  return layer.attention.window < spec.longest_context ? layer.attention.window : 0;
 }
 
 uint32_t GroupsOf(const std::vector<Kind>& kinds, uint32_t size) {

@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
 
-// The vocabulary's size is that of the embedding's table. A stated size must agree, and so must the
-// tokenizer of the file.
+// The vocabulary's size is that of the embedding's table. A stated size must agree. The file's
+// tokenizer may have fewer tokens.
 absl::Status ReadVocab(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
   const std::string name = NameInFile(*FindRow(spec, TensorRole::kTokenEmbedding), 0);
   const Tensor* table = checkpoint.FindTensor(name);
@@ -25,11 +25,12 @@ absl::Status ReadVocab(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec
     return InvalidArgument("tensor ", name, " has ", rows, " rows, not 1..", kMaxVocab);
   }
   const uint64_t tokens = checkpoint.token_count();
-  if (tokens != 0 && tokens != rows) {
-    return InvalidArgument("the tokenizer has ", tokens, " tokens; tensor ", name, " has ", rows,
-                           " rows");
+  if (tokens > rows) {
+    return InvalidArgument("the tokenizer has ", tokens, " tokens; tensor ", name, " has only ",
+                           rows, " rows");
   }
   spec.vocab = in.Uint("vocab_size", rows, rows, rows);
+  spec.tokens = tokens != 0 ? static_cast<uint32_t>(tokens) : spec.vocab;
   return in.status();
 }
 
@@ -41,7 +42,7 @@ std::vector<std::string_view> KnownArchitectures() {
   return names;
 }
 
-absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
+absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint, uint32_t served_context) {
   const Configuration& configuration = checkpoint.configuration();
   const auto name = configuration.architecture();
   if (!name.ok()) return name.status();
@@ -60,6 +61,7 @@ absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint) {
   ModelSpec spec;
   spec.architecture = (*found)->name;
   spec.name = configuration.title();
+  spec.served_context = served_context;
   ConfigReader in(configuration);
   (*found)->read(checkpoint, in, spec);
   absl::Status status = in.status();

@@ -38,6 +38,11 @@ double ExpSeries(double x) {
 
 double NaturalLog(double x) { return LogSeries(x); }
 
+double DynamicBase(const DynamicScaling& scaling, uint32_t dim, double base) {
+  const double stretch = scaling.factor * scaling.served / scaling.trained - (scaling.factor - 1);
+  return base * ExpSeries(LogSeries(stretch) * dim / (dim - 2));
+}
+
 void ScaleAsYarn(const YarnScaling& scaling, double base, std::vector<float>& frequencies) {
   constexpr double kTwoPi = 6.283185307179586;
   const double dim = 2.0 * static_cast<double>(frequencies.size());

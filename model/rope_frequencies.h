@@ -34,6 +34,16 @@ struct YarnScaling {
 };
 void ScaleAsYarn(const YarnScaling& scaling, double base, std::vector<float>& frequencies);
 
+// Dynamic NTK scaling (modeling_rope_utils.py) for a context of `served` positions, at least
+// `trained`: the base by which `base` is replaced, which is `base` where they are equal. `dim` is
+// at least 4.
+struct DynamicScaling {
+  double factor = 1;  // at least 1
+  double trained = 2048;
+  double served = 2048;
+};
+double DynamicBase(const DynamicScaling& scaling, uint32_t dim, double base);
+
 // Natural logarithm of x > 0, for the magnitudes of rotations.
 double NaturalLog(double x);
 

@@ -164,8 +164,18 @@ struct ModelSpec {
   std::string architecture;  // e.g. "llama"
   std::string name;          // for people; may be empty
   uint32_t hidden = 0;
-  uint32_t vocab = 0;
+  uint32_t vocab = 0;  // rows of the table of token vectors, and entries of a row of logits
+  // Ids of tokens are below this; 1..vocab. Other entries are never drawn.
+  uint32_t tokens = 0;
   uint32_t context_length = 0;  // positions the model was trained for
+  // The most positions that can be served; more than context_length if RoPE is scaled for them.
+  uint32_t longest_context = 0;
+  // The positions for which the model is loaded, with whose number LongRoPE and dynamic scaling
+  // choose the frequencies of RoPE; context_length if nobody says otherwise.
+  uint32_t served_context = 0;
+  // Not 0: the frequencies are not those that context_length has. Contexts with equal numbers have
+  // equal ones.
+  uint32_t rope_context = 0;
   // The table of positions, where the tensor table has one, begins with so many unused vectors.
   uint32_t position_offset = 0;
   float embedding_factor = 1;  // of token vectors

@@ -38,9 +38,9 @@ absl::Status CheckBias(const std::vector<LogitBias>& biases, std::uint32_t vocab
   TokenId last = -1;
   for (const LogitBias& entry : biases) {
     if (entry.token <= last || static_cast<std::uint32_t>(entry.token) >= vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("logit_bias: token ", entry.token,
-                       " is outside the vocabulary, or the tokens do not ascend"));
+      return absl::InvalidArgumentError(absl::StrCat("logit_bias: token ", entry.token,
+                                                     " is outside the vocabulary of ", vocab_size,
+                                                     ", or the tokens do not ascend"));
     }
     last = entry.token;
     if (auto s = CheckRange(ParameterNamed("logit_bias"), entry.bias); !s.ok()) return s;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/types/text.h"
-#include "model/rope_frequencies.h"
 
 namespace flotilla::model {
 namespace {
@@ -19,13 +18,7 @@ constexpr uint64_t kMaxHidden = 1 << 16;
 constexpr uint64_t kMaxHeads = 1 << 10;
 constexpr uint64_t kMaxHeadDim = 512;
 constexpr uint64_t kMaxFfn = 1 << 20;
-constexpr uint64_t kMaxContext = 1 << 24;
 constexpr uint64_t kMaxExperts = 1024;
-
-// What frequencies are divided by in llama.cpp's files; the last two are LongRoPE's.
-constexpr std::string_view kFactors = "rope_freqs.weight";
-constexpr std::string_view kLongFactors = "rope_factors_long.weight";
-constexpr std::string_view kShortFactors = "rope_factors_short.weight";
 
 TensorRole BiasOf(TensorRole role) {
   return static_cast<TensorRole>(static_cast<uint8_t>(role) + 1);
@@ -64,6 +57,8 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
                                : std::optional<uint64_t>(uint64_t{ffn_factor} * spec_.hidden));
   spec_.context_length = in_.Uint("context_length", 1, kMaxContext,
                                   ffn_factor == 0 ? std::nullopt : std::optional<uint64_t>(2048));
+  spec_.longest_context = spec_.context_length;
+  if (spec_.served_context == 0) spec_.served_context = spec_.context_length;
   if (!in_.status().ok()) return;
   const uint64_t default_dim = spec_.hidden / attention.heads;
   if (!attention.latent.has_value()) {
@@ -132,102 +127,6 @@ void DenseReader::ReadActivation() {
     in_.Fail(Unimplemented(checkpoint_.configuration().NameOf(kKey), " = '", name->substr(0, 64),
                            "' is not supported"));
   }
-}
-
-void DenseReader::ReadRope(Pairs hf_pairs, Pairs llama_cpp_pairs, float local_base) {
-  if (!in_.status().ok()) return;
-  const auto& latent = layer_.attention.latent;
-  const uint32_t dim = latent.has_value() ? latent->rope_dim : layer_.attention.head_dim;
-  rope_dim_ = in_.Uint("rope.dimension_count", 2, dim, dim);
-  in_.Require(rope_dim_ % 2 == 0, "rope.dimension_count", "is odd");
-  if (!in_.status().ok()) return;
-  halves_ = (hf() ? hf_pairs : llama_cpp_pairs) == Pairs::kHalves;
-  spec_.ropes = {ReadScaledRope(rope_dim_)};
-  layer_.attention.rope = 0;
-  if (local_base == 0 && checkpoint_.configuration().Has("rope.freq_base_swa")) {
-    in_.Fail(Unimplemented("RoPE with other numbers in layers with a window is not supported"));
-  }
-  if (local_base != 0) spec_.ropes.push_back({RopeFrequencies(rope_dim_, local_base)});
-}
-
-void DenseReader::DivideByTensor(std::string_view name, std::vector<float>& frequencies) {
-  Add(TensorRole::kRopeFactors, std::string(name), std::string(name), Extent::kPairs);
-  const Tensor* factors = checkpoint_.FindTensor(name);
-  std::vector<float> values(frequencies.size());
-  if (factors == nullptr || factors->dims[0] != values.size()) return;
-  in_.Fail(DequantizeRow(factors->type, factors->data, values));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!(values[i] >= 1e-3f && values[i] <= 1e6f)) {
-      in_.Fail(InvalidArgument("tensor ", name, " has ", values[i], ", not 0.001..1e6"));
-    }
-    frequencies[i] /= values[i];
-  }
-}
-
-// The scalings of Llama 3.1 and LongRoPE are stated in numbers by Hugging Face, and in tensors by
-// llama.cpp, which may not name them.
-RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
-  constexpr std::string_view kScaling = "rope.scaling.type";
-  const Configuration& configuration = checkpoint_.configuration();
-  const float base = in_.Float("rope.freq_base", 1, 1e9, 10000.0);
-  const bool long_in_tensors = checkpoint_.FindTensor(kLongFactors) != nullptr;
-  const std::string_view scaling = configuration.String(kScaling).value_or("none");
-  if (!in_.status().ok()) return {};
-  RopeSpec rope{RopeFrequencies(dim, base)};
-  const auto original = [&](std::optional<uint64_t> fallback = std::nullopt) {
-    return static_cast<float>(
-        in_.Uint("rope.scaling.original_context_length", 1, kMaxContext, fallback));
-  };
-  if (scaling == "linear") {
-    const float factor = in_.Float("rope.scaling.factor", 1e-3, 1e6, std::nullopt);
-    for (float& frequency : rope.frequencies) frequency /= factor;
-  } else if (scaling == "llama3") {
-    const Llama3Scaling numbers{
-        .factor = in_.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
-        .low_freq_factor = in_.Float("rope.scaling.low_freq_factor", 1e-3, 1e6, std::nullopt),
-        .high_freq_factor = in_.Float("rope.scaling.high_freq_factor", 1e-3, 1e6, std::nullopt),
-        .original_context = original()};
-    in_.Require(numbers.high_freq_factor > numbers.low_freq_factor, "rope.scaling.high_freq_factor",
-                "is not above low_freq_factor");
-    if (in_.status().ok()) ScaleAsLlama3(numbers, rope.frequencies);
-  } else if (scaling == "yarn") {
-    const YarnScaling numbers{.factor = in_.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
-                              .beta_fast = in_.Float("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32),
-                              .beta_slow = in_.Float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1),
-                              .original_context = original(spec_.context_length),
-                              .truncate = in_.Bool("rope.scaling.yarn_truncate", yarn_truncate_)};
-    in_.Require(numbers.beta_fast > numbers.beta_slow, "rope.scaling.yarn_beta_fast",
-                "is not above beta_slow");
-    if (!in_.status().ok()) return {};
-    ScaleAsYarn(numbers, base, rope.frequencies);
-    const double natural = 0.1 * NaturalLog(numbers.factor) + 1;
-    // Hugging Face states the whole magnitude, and llama.cpp what it is multiplied by.
-    const float stated = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, hf() ? natural : 1.0);
-    rope.magnitude = hf() ? stated : static_cast<float>(natural * stated);
-  } else if (scaling == "longrope" || scaling == "su" || long_in_tensors) {
-    const float trained = original(spec_.context_length);
-    const bool is_long = static_cast<float>(spec_.context_length) > trained;
-    std::vector<double> factors;
-    if (long_in_tensors) {
-      std::vector<float> unused = rope.frequencies;
-      DivideByTensor(kLongFactors, is_long ? rope.frequencies : unused);
-      DivideByTensor(kShortFactors, is_long ? unused : rope.frequencies);
-    } else {
-      factors = in_.Numbers(is_long ? "rope.scaling.long_factor" : "rope.scaling.short_factor",
-                            rope.frequencies.size(), 1e-3, 1e6);
-    }
-    for (size_t i = 0; i < factors.size(); ++i) {
-      rope.frequencies[i] /= static_cast<float>(factors[i]);
-    }
-    const double ratio = std::max(1.0, double{static_cast<float>(spec_.context_length)} / trained);
-    const double natural = std::sqrt(1 + NaturalLog(ratio) / NaturalLog(std::max(trained, 2.0f)));
-    rope.magnitude = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, natural);
-  } else if (scaling != "none") {
-    in_.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", scaling.substr(0, 64),
-                           "' is not supported"));
-  }
-  if (checkpoint_.FindTensor(kFactors) != nullptr) DivideByTensor(kFactors, rope.frequencies);
-  return rope;
 }
 
 void DenseReader::ReadWindow(uint32_t period) {

@@ -12,6 +12,9 @@
 
 namespace flotilla::model {
 
+// A bound of numbers of positions, many times those of the longest published context.
+inline constexpr uint64_t kMaxContext = 1 << 24;
+
 // How the pairs of a head that RoPE turns are ordered in a file.
 enum class Pairs : uint8_t {
   kNeighbours,  // (0, 1), (2, 3) ...

@@ -11,13 +11,16 @@
 
 #include "common/types/text.h"
 #include "model/gguf/gguf_file.h"
+#include "model/gguf/gguf_parts.h"
 #include "model/gguf/gguf_text.h"
+#include "model/padding_token.h"
 
 namespace flotilla::model {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 constexpr char kTokens[] = "tokenizer.ggml.tokens";
+constexpr char kKinds[] = "tokenizer.ggml.token_type";
 
 // A missing key is an error of the file, so its NotFound becomes InvalidArgument.
 absl::Status AsInvalid(const absl::Status& status) {
@@ -192,7 +195,7 @@ class TokenizerReader {
   }
 
   void ReadKinds(TokenizerBundle& bundle) {
-    const std::vector<int64_t> kinds = Value(file_.GetInts("tokenizer.ggml.token_type"));
+    const std::vector<int64_t> kinds = Value(file_.GetInts(kKinds));
     if (kinds.size() != bundle.tokens.size()) {
       Fail(InvalidArgument("tokenizer.ggml: ", bundle.tokens.size(), " tokens and ", kinds.size(),
                            " token types"));
@@ -214,26 +217,41 @@ class TokenizerReader {
 
 class GgufCheckpoint final : public Checkpoint {
  public:
-  explicit GgufCheckpoint(GgufFile file) : file_(std::move(file)), configuration_(file_) {}
+  explicit GgufCheckpoint(GgufParts parts)
+      : parts_(std::move(parts)), first_(parts_.first()), configuration_(first_) {}
 
-  std::string format() const override { return Cat("GGUF v", file_.version()); }
+  std::string format() const override {
+    const size_t parts = parts_.files().size();
+    return parts == 1 ? Cat("GGUF v", first_.version())
+                      : Cat("GGUF v", first_.version(), " in ", parts, " parts");
+  }
   const Configuration& configuration() const override { return configuration_; }
-  std::span<const Tensor> tensors() const override { return file_.tensors(); }
-  const Tensor* FindTensor(std::string_view name) const override { return file_.FindTensor(name); }
+  std::span<const Tensor> tensors() const override { return parts_.tensors(); }
+  const Tensor* FindTensor(std::string_view name) const override { return parts_.FindTensor(name); }
   uint64_t token_count() const override {
-    const GgufValue* tokens = file_.Find(kTokens);
-    return tokens != nullptr && tokens->type == GgufType::kArray ? tokens->count : 0;
+    const auto tokens = first_.GetStrings(kTokens);
+    if (!tokens.ok()) return 0;
+    const auto kinds = first_.GetInts(kKinds);
+    if (!kinds.ok() || kinds->size() != tokens->size()) return tokens->size();
+    return CountWithoutPadding(*tokens, *kinds);
   }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
-    return TokenizerReader(file_).Read();
+    return TokenizerReader(first_).Read();
   }
-  void ReleasePages() const override { file_.ReleasePages(); }
+  void ReleasePages() const override {
+    for (const GgufFile& file : parts_.files()) file.ReleasePages();
+  }
   uint64_t MetadataHash() const override {
-    return XXH3_64bits(file_.metadata().data(), file_.metadata().size());
+    std::vector<uint64_t> hashes;
+    for (const GgufFile& file : parts_.files()) {
+      hashes.push_back(XXH3_64bits(file.metadata().data(), file.metadata().size()));
+    }
+    return hashes.size() == 1 ? hashes[0]
+                              : XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
   }
   std::vector<MetadataEntry> Metadata() const override {
     std::vector<std::pair<std::string_view, const GgufValue*>> values;
-    for (const auto& [key, value] : file_.values()) values.emplace_back(key, &value);
+    for (const auto& [key, value] : first_.values()) values.emplace_back(key, &value);
     std::ranges::sort(values);
     std::vector<MetadataEntry> entries;
     for (const auto& [key, value] : values) {
@@ -243,23 +261,33 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
  private:
-  const GgufFile file_;
+  const GgufParts parts_;
+  const GgufFile& first_;
   const GgufConfiguration configuration_;
 };
 
-absl::StatusOr<std::shared_ptr<const Checkpoint>> Wrap(absl::StatusOr<GgufFile> file) {
-  if (!file.ok()) return file.status();
-  return std::make_shared<const GgufCheckpoint>(*std::move(file));
+absl::StatusOr<std::shared_ptr<const Checkpoint>> Wrap(absl::StatusOr<GgufParts> parts) {
+  if (!parts.ok()) return parts.status();
+  return std::make_shared<const GgufCheckpoint>(*std::move(parts));
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenGguf(const std::string& path) {
-  return Wrap(GgufFile::Open(path));
+  return Wrap(GgufParts::Open(path));
 }
 
-absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(std::span<const std::byte> bytes) {
-  return Wrap(GgufFile::Parse(bytes));
+absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(
+    std::span<const std::span<const std::byte>> parts) {
+  std::vector<GgufFile> files;
+  std::vector<std::string> names;
+  for (const std::span<const std::byte> part : parts) {
+    auto file = GgufFile::Parse(part);
+    if (!file.ok()) return file.status();
+    files.push_back(*std::move(file));
+    names.push_back(Cat("part ", files.size()));
+  }
+  return Wrap(GgufParts::Join(std::move(files), names));
 }
 
 }  // namespace flotilla::model

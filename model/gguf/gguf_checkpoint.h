@@ -11,8 +11,9 @@
 
 namespace flotilla::model {
 
-// As OpenCheckpoint and ParseCheckpoint.
+// As OpenCheckpoint, and as ParseCheckpoint of a file's parts (gguf_parts.h), at least one.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenGguf(const std::string& path);
-absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(std::span<const std::byte> bytes);
+absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(
+    std::span<const std::span<const std::byte>> parts);
 
 }  // namespace flotilla::model

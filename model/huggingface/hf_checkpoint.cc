@@ -18,6 +18,7 @@
 #include "model/huggingface/hf_tokenizer.h"
 #include "model/huggingface/json_file.h"
 #include "model/huggingface/safetensors_file.h"
+#include "model/padding_token.h"
 
 namespace flotilla::model {
 namespace {
@@ -215,7 +216,6 @@ class HfCheckpoint final : public Checkpoint {
       return absl::OkStatus();
     }
     files.rows = configuration_.Uint("vocab_size").value_or(0);
-    tokens_ = std::max(HfTokenCount(files.tokenizer), files.rows);
     if (folder.Has("tokenizer_config.json")) {
       auto config = ReadJson(folder, "tokenizer_config.json", kConfigBounds);
       if (!config.ok()) return config.status();
@@ -237,7 +237,7 @@ class HfCheckpoint final : public Checkpoint {
     tokenizer_status_ = bundle.status();
     if (!bundle.ok()) return absl::OkStatus();
     tokenizer_ = *std::move(bundle);
-    tokens_ = tokenizer_.tokens.size();
+    tokens_ = CountWithoutPadding(tokenizer_.tokens, tokenizer_.kinds);
     return absl::OkStatus();
   }
 

@@ -7,6 +7,7 @@
 #include "common/types/text.h"
 #include "model/huggingface/hf_text_steps.h"
 #include "model/huggingface/sentencepiece_model.h"
+#include "model/padding_token.h"
 
 namespace flotilla::model {
 namespace {
@@ -19,6 +20,29 @@ bool Flag(const Json& part, const char* name, bool fallback) {
   return JsonFlag(part, name, fallback);
 }
 std::string Quote(std::string_view text) { return Quoted(text); }
+
+// Makes `count` one more than an id, if it is less.
+void Cover(const Json& id, uint64_t& count) {
+  constexpr uint64_t kMost = uint64_t{1} << 62;
+  if (id.is_number_unsigned()) count = std::max(count, std::min(id.get<uint64_t>(), kMost) + 1);
+}
+// One more than the largest id of a token of the model, and of all tokens with those that were
+// added.
+uint64_t CountModelTokens(const Json& tokenizer) {
+  const Json& vocabulary = At(At(tokenizer, "model"), "vocab");
+  uint64_t count = vocabulary.is_array() ? vocabulary.size() : 0;
+  if (!vocabulary.is_object()) return count;
+  for (const Json& id : vocabulary) Cover(id, count);
+  return count;
+}
+uint64_t CountTokens(const Json& tokenizer) {
+  uint64_t count = CountModelTokens(tokenizer);
+  const Json& added = At(tokenizer, "added_tokens");
+  if (!added.is_array()) return count;
+  for (const Json& token : added) Cover(At(token, "id"), count);
+  return count;
+}
+
 std::string_view TypeOf(const Json& part) { return Text(At(part, "type")); }
 // A token is a string, or an object with its text.
 std::string_view TokenText(const Json& value) {
@@ -333,7 +357,9 @@ class Reader {
       return Fail(InvalidArgument("tokenizer.json: model.vocab is no ",
                                   type_ == "Unigram" ? "list" : "object"));
     }
-    const uint64_t count = std::max(HfTokenCount(files_.tokenizer), files_.rows);
+    const bool has_rows = files_.rows >= CountModelTokens(files_.tokenizer);
+    const uint64_t count =
+        has_rows && files_.rows > 0 ? files_.rows : CountTokens(files_.tokenizer);
     if (count == 0 || count > kMaxTokens) {
       return Fail(InvalidArgument("tokenizer.json has ", count, " tokens, not 1..", kMaxTokens));
     }
@@ -359,6 +385,10 @@ class Reader {
     if (added.is_array()) {
       for (const Json& token : added) {
         const Json& place = At(token, "id");
+        // No vector belongs to it.
+        if (files_.rows == count && place.is_number_unsigned() && place.get<uint64_t>() >= count) {
+          continue;
+        }
         const bool special = Flag(token, "special", false);
         const bool in_model = !special && Flag(token, "single_word", false) &&
                               place.is_number_unsigned() && place.get<uint64_t>() < count &&
@@ -371,7 +401,7 @@ class Reader {
     }
     for (size_t id = 0; id < count; ++id) {
       if (placed_[id]) continue;
-      bundle_.tokens[id] = Cat("[PAD", id, "]");
+      bundle_.tokens[id] = PaddingToken(id);
       bundle_.kinds[id] = TokenKind::kUnused;
     }
   }
@@ -450,20 +480,6 @@ class Reader {
 };
 
 }  // namespace
-
-uint64_t HfTokenCount(const Json& tokenizer) {
-  const Json& vocabulary = At(At(tokenizer, "model"), "vocab");
-  uint64_t count = vocabulary.is_array() ? vocabulary.size() : 0;
-  const auto cover = [&](const Json& id) {
-    constexpr uint64_t kMost = uint64_t{1} << 62;
-    if (id.is_number_unsigned()) count = std::max(count, std::min(id.get<uint64_t>(), kMost) + 1);
-  };
-  if (vocabulary.is_object()) std::for_each(vocabulary.begin(), vocabulary.end(), cover);
-  const Json& added = At(tokenizer, "added_tokens");
-  if (!added.is_array()) return count;
-  for (const Json& token : added) cover(At(token, "id"));
-  return count;
-}
 
 absl::StatusOr<TokenizerBundle> ReadHfTokenizer(const HfTokenizerFiles& files) {
   return Reader(files).Read();

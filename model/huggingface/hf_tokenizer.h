@@ -21,13 +21,10 @@ struct HfTokenizerFiles {
   std::optional<std::string> chat_template;  // chat_template.jinja, which goes before the one in
                                              // tokenizer_config.json
   std::vector<uint64_t> end_ids;             // eos_token_id of the configurations
-  // Rows of the table of token vectors. Ids without a token are unused ones, as in the files that
-  // llama.cpp's converter writes.
+  // Rows of the table of token vectors; 0: unknown. Ids without a token are unused ones, as in the
+  // files that llama.cpp's converter writes. Added tokens beyond the rows are left out, as there.
   uint64_t rows = 0;
 };
-
-// One more than the largest id of a token, added ones included.
-uint64_t HfTokenCount(const Json& tokenizer);
 
 // INVALID_ARGUMENT: the files contradict themselves. UNIMPLEMENTED names the part of
 // tokenizer.json, or the class of tokenizer_config.json, that is not known.

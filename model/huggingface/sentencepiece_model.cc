@@ -13,6 +13,7 @@
 
 #include "common/types/text.h"
 #include "model/huggingface/hf_text_steps.h"
+#include "model/padding_token.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::model {
@@ -240,6 +241,7 @@ absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, 
   if (!bundle.ok()) return bundle.status();
   std::vector<std::pair<uint64_t, const Json*>> added;
   uint64_t count = std::max<uint64_t>(bundle->tokens.size(), rows);
+  const bool has_rows = rows >= bundle->tokens.size();
   for (const auto& [key, token] : JsonAt(config, "added_tokens_decoder").items()) {
     uint64_t id = 0;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -247,6 +249,7 @@ absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, 
       return InvalidArgument("tokenizer_config.json: the added token ", Quoted(key),
                              " has no id below ", kMaxTokens);
     }
+    if (has_rows && id >= rows) continue;  // no vector belongs to it
     count = std::max(count, id + 1);
     added.emplace_back(id, &token);
   }
@@ -254,7 +257,7 @@ absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, 
     return InvalidArgument("tokenizer.model: ", count, " tokens, not at most ", kMaxTokens);
   }
   for (uint64_t id = bundle->tokens.size(); id < count; ++id) {
-    bundle->tokens.push_back(Cat("[PAD", id, "]"));
+    bundle->tokens.push_back(PaddingToken(id));
   }
   bundle->kinds.resize(count, TokenKind::kUnused);
   bundle->scores.resize(count, 0);

@@ -16,8 +16,8 @@ namespace flotilla::model {
 absl::StatusOr<TokenizerBundle> ReadSentencePieceModel(std::string_view bytes);
 
 // The same with the tokens that `config` (tokenizer_config.json) adds, and unused ones up to
-// `rows`. Where it says nothing, BPE puts bos in front of a text, and Unigram eos behind it.
-// UNIMPLEMENTED: its class numbers the pieces otherwise.
+// `rows`; added tokens beyond `rows` are left out. Where it says nothing, BPE puts bos in front of
+// a text, and Unigram eos behind it. UNIMPLEMENTED: its class numbers the pieces otherwise.
 absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, const Json& config,
                                                         uint64_t rows);
 

@@ -88,20 +88,21 @@ Value GetAttribute(Heap& heap, Value object, std::string_view name) {
   if (object.is(Type::kUndefined)) return heap.Fail("'", name, "' of an undefined value");
   if (object.is(Type::kLoop)) return LoopAttribute(heap, *object.loop, name);
   if (object.is(Type::kNamespace)) {
-    const auto it = object.space->attributes.find(std::string(name));
+    if (!heap.ChargeBytes(name.size())) return {};
+    const auto it = object.space->attributes.find(name);
     return it == object.space->attributes.end() ? Value() : it->second;
   }
   if (HasMethod(object, name)) {
     return heap.NewCallable({.kind = Callable::Kind::kMethod, .name = name, .self = object});
   }
-  const Value* item = object.is(Type::kDict) ? object.dict->Find(name) : nullptr;
+  const Value* item = object.is(Type::kDict) ? object.dict->Find(heap, name) : nullptr;
   return item == nullptr ? Value() : *item;
 }
 
 Value GetItem(Heap& heap, Value object, Value key) {
   if (object.is(Type::kUndefined)) return heap.Fail("an item of an undefined value");
   if (object.is(Type::kDict)) {
-    if (const Value* item = object.dict->Find(key)) return *item;
+    if (const Value* item = object.dict->Find(heap, key)) return *item;
   } else if (key.is_integer() && (object.is(Type::kList) || object.is(Type::kText))) {
     std::vector<size_t> offsets;
     if (object.is(Type::kText)) {
@@ -127,14 +128,15 @@ Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, boo
     if (characters != nullptr) return characters->bytes().find(character) != std::string::npos;
     return IsSpace(model::ReadUtf8(character, 0).code_point);
   };
+  const uint64_t cost = 1 + (characters == nullptr ? 0 : characters->bytes().size() / 64);
   size_t begin = 0;
   size_t end = bytes.size();
-  while (left && begin < end && heap.Charge(1)) {
+  while (left && begin < end && heap.Charge(cost)) {
     const size_t size = model::ReadUtf8(bytes, begin).bytes;
     if (!goes(bytes.substr(begin, size))) break;
     begin += size;
   }
-  while (right && begin < end && heap.Charge(1)) {
+  while (right && begin < end && heap.Charge(cost)) {
     size_t last = end - 1;  // back to the first byte of the last character
     while (last > begin && (static_cast<unsigned char>(bytes[last]) & 0xc0) == 0x80) --last;
     if (!goes(bytes.substr(last, end - last))) break;
@@ -149,8 +151,9 @@ Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, in
   if (from.bytes().empty()) return heap.Fail("replacing an empty string is not supported");
   Text out;
   size_t at = 0;
-  for (; count != 0 && heap.Charge(1 + to.bytes().size() / 64); --count) {
-    const size_t found = text.bytes().find(from.bytes(), at);
+  if (!heap.Charge(text.cost())) return {};
+  for (; count != 0 && heap.Charge(1 + to.cost()); --count) {
+    const size_t found = FindText(text.bytes(), from.bytes(), at);
     if (found == std::string::npos) break;
     out.Append(text, at, found);
     out.Append(to);
@@ -203,9 +206,9 @@ Value DictItems(Heap& heap, const Dict& dict) {
 Value Join(Heap& heap, const std::vector<Value>& items, const Text& separator) {
   Text out;
   for (size_t i = 0; i < items.size(); ++i) {
-    const size_t added =
-        separator.bytes().size() + (items[i].is(Type::kText) ? items[i].text->bytes().size() : 0);
-    if (!heap.Charge(1 + added / 64)) return {};
+    const uint64_t added =
+        separator.cost() + (items[i].is(Type::kText) ? items[i].text->cost() : 0);
+    if (!heap.Charge(1 + added)) return {};
     if (i > 0) out.Append(separator);
     AppendStr(heap, items[i], out);
   }

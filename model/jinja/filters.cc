@@ -14,7 +14,7 @@ const Text kEmpty;
 // The input of a text filter. Strings stay as they are; other values become printed text.
 Text AsText(Heap& heap, Value value) {
   Text text;
-  if (heap.Charge(value.is(Type::kText) ? value.text->bytes().size() / 64 : 1)) {
+  if (heap.Charge(value.is(Type::kText) ? value.text->cost() : 1)) {
     AppendStr(heap, value, text);
   }
   return text;
@@ -46,7 +46,8 @@ Value SortKey(Heap& heap, Value item, Value attribute, bool case_sensitive) {
   if (!attribute.is(Type::kUndefined) && !attribute.is(Type::kNone)) {
     item = AtPath(heap, item, attribute);
   }
-  return !case_sensitive && item.is(Type::kText) ? heap.NewText(Lowered(*item.text)) : item;
+  if (case_sensitive || !item.is(Type::kText)) return item;
+  return heap.Charge(item.text->cost()) ? heap.NewText(Lowered(*item.text)) : Value();
 }
 
 struct Keyed {
@@ -261,7 +262,7 @@ Value Indent(Heap& heap, Value input, const Bound& bound, const Args&) {
   const Text text = AsText(heap, input);
   const std::string& bytes = text.bytes();
   Text out;
-  for (size_t at = 0; heap.Charge(1 + margin.bytes().size() / 64);) {
+  for (size_t at = 0; heap.Charge(1 + margin.cost());) {
     const size_t newline = std::min(bytes.find('\n', at), bytes.size());
     if (at == 0 ? first : (blank || newline > at)) out.Append(margin);
     out.Append(text, at, newline);

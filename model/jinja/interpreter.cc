@@ -123,7 +123,7 @@ class Interpreter {
   }
 
   void Emit(const Text& text, Text& out) {
-    if (!heap_.Charge(text.bytes().size() / 64)) return;
+    if (!heap_.Charge(text.cost())) return;
     if (out.bytes().size() + text.bytes().size() > options_.max_output_bytes) {
       heap_.Exhaust("output bytes");
       return;
@@ -146,8 +146,11 @@ class Interpreter {
         heap_.Fail("cannot assign attribute on non-namespace object");
         return;
       }
-      object.space->attributes[target.attribute] = value;
+      if (heap_.ChargeBytes(target.attribute.size())) {
+        object.space->attributes[target.attribute] = value;
+      }
     } else if (!target.unpack) {
+      if (!heap_.ChargeBytes(target.names[0].size())) return;
       scope->variables[target.names[0]] = value;
     } else {
       const std::vector<Value> items = Items(heap_, value);
@@ -155,7 +158,10 @@ class Interpreter {
         heap_.Fail("cannot unpack ", items.size(), " values into ", target.names.size(), " names");
         return;
       }
-      for (size_t i = 0; i < items.size(); ++i) scope->variables[target.names[i]] = items[i];
+      for (size_t i = 0; i < items.size(); ++i) {
+        if (!heap_.Charge(1 + target.names[i].size() / 64)) return;
+        scope->variables[target.names[i]] = items[i];
+      }
     }
   }
 
@@ -190,7 +196,11 @@ class Interpreter {
   // ---- Expressions ----
 
   Value LookUp(std::string_view name, const Scope* scope) {
+    uint64_t walked = 0;
     for (; scope != nullptr; scope = scope->parent) {
+      // Four scopes take as long as a step.
+      if (++walked % 4 == 0 || name.size() >= 64) heap_.Charge(1 + name.size() / 64);
+      if (!heap_.ok()) return {};
       const auto it = scope->variables.find(name);
       if (it != scope->variables.end()) return it->second;
     }
@@ -266,7 +276,7 @@ class Interpreter {
     Dict dict;
     for (size_t i = 0; i + 1 < expr.args.size(); i += 2) {
       const Value key = Eval(expr.args[i].get(), scope);
-      if (!dict.Set(key, Eval(expr.args[i + 1].get(), scope))) {
+      if (!dict.Set(heap_, key, Eval(expr.args[i + 1].get(), scope))) {
         return heap_.Fail("a dict key of type '", TypeName(key), "'");
       }
     }
@@ -359,6 +369,7 @@ class Interpreter {
   Value CallMacro(const Callable& callable, const EvaluatedArgs& given) {
     const Stmt& macro = *callable.macro;
     Scope* scope = NewScope(callable.scope);
+    if (!heap_.Charge(macro.params.size() * (1 + given.named.size() / 8))) return {};
     if (given.positional.size() > macro.params.size()) {
       return heap_.Fail("macro '", macro.name, "' takes not more than ", macro.params.size(),
                         " arguments");
@@ -413,14 +424,15 @@ class Interpreter {
     Dict dict;
     for (const Value from : given.positional) {
       if (!from.is(Type::kDict)) return heap_.Fail(name, "() takes a dict and named arguments");
-      for (const auto& [key, value] : from.dict->items) dict.Set(key, value);
+      for (const auto& [key, value] : from.dict->items) dict.Set(heap_, key, value);
     }
-    for (const auto& [key, value] : given.named) dict.Set(heap_.NewText(key), value);
+    for (const auto& [key, value] : given.named) dict.Set(heap_, heap_.NewText(key), value);
     if (name == "dict") return heap_.NewDict(std::move(dict));
     heap_.Charge(4 + dict.items.size());
     const Value space = heap_.NewNamespace();
     for (const auto& [key, value] : dict.items) {
-      if (key.is(Type::kText)) space.space->attributes[key.text->bytes()] = value;
+      if (!key.is(Type::kText) || !heap_.ChargeBytes(key.text->bytes().size())) continue;
+      space.space->attributes[key.text->bytes()] = value;
     }
     return space;
   }

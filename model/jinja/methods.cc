@@ -32,9 +32,10 @@ Value IsDivisible(Heap& heap, Value v, const Bound& bound, const Args&) {
 Value IsIn(Heap& heap, Value v, const Bound& bound, const Args&) {
   const Value container = bound[0];
   if (container.is(Type::kText) && v.is(Type::kText)) {
-    return Value(container.text->bytes().find(v.text->bytes()) != std::string::npos);
+    return Value(heap.ChargeBytes(container.text->bytes().size()) &&
+                 FindText(container.text->bytes(), v.text->bytes()) != std::string::npos);
   }
-  if (container.is(Type::kDict)) return Value(container.dict->Find(v) != nullptr);
+  if (container.is(Type::kDict)) return Value(container.dict->Find(heap, v) != nullptr);
   const std::vector<Value> items = Items(heap, container);
   return Value(std::ranges::any_of(items, [&](Value each) { return Equal(heap, each, v); }));
 }
@@ -117,10 +118,11 @@ template <bool start>
 Value HasAffix(Heap& heap, Value self, const Bound& bound, const Args&) {
   const std::string& bytes = self.text->bytes();
   std::vector<Value> affixes = {bound[0]};
-  if (bound[0].is(Type::kList) && bound[0].list->tuple) affixes = bound[0].list->items;
+  if (bound[0].is(Type::kList) && bound[0].list->tuple) affixes = Items(heap, bound[0]);
   for (const Value affix : affixes) {
     if (!affix.is(Type::kText)) return heap.Fail("a string is wanted");
     const std::string& text = affix.text->bytes();
+    if (text.size() <= bytes.size() && !heap.ChargeBytes(text.size())) return {};
     if (start ? bytes.starts_with(text) : bytes.ends_with(text)) return Value(true);
   }
   return Value(false);
@@ -157,8 +159,10 @@ Value Split(Heap& heap, Value self, const Bound& bound, const Args&) {
   if (separator.bytes().empty()) return heap.Fail("empty separator");
   const Text& text = *self.text;
   std::vector<Value> parts;
+  if (!heap.ChargeBytes(text.bytes().size())) return {};
   for (size_t at = 0; heap.ok(); --limit) {
-    const size_t found = limit == 0 ? std::string::npos : text.bytes().find(separator.bytes(), at);
+    const size_t found =
+        limit == 0 ? std::string::npos : FindText(text.bytes(), separator.bytes(), at);
     Text part;
     part.Append(text, at, std::min(found, text.bytes().size()));
     parts.push_back(heap.NewText(std::move(part)));
@@ -183,7 +187,9 @@ Value JoinMethod(Heap& heap, Value self, const Bound& bound, const Args&) {
 
 Value Find(Heap& heap, Value self, const Bound& bound, const Args&) {
   const std::string& bytes = self.text->bytes();
-  const size_t at = bytes.find(bound.text(heap, 0, kEmpty).bytes());
+  const Text& wanted = bound.text(heap, 0, kEmpty);
+  if (!heap.Charge(bytes.size() / 8)) return {};
+  const size_t at = FindText(bytes, wanted.bytes());
   if (at == std::string::npos) return Value(int64_t{-1});
   return Value(static_cast<int64_t>(CharacterOffsets(bytes.substr(0, at)).size()) - 1);
 }
@@ -192,9 +198,10 @@ Value Count(Heap& heap, Value self, const Bound& bound, const Args&) {
   const std::string& wanted = bound.text(heap, 0, kEmpty).bytes();
   if (wanted.empty()) return heap.Fail("counting an empty string is not supported");
   const std::string& bytes = self.text->bytes();
+  if (!heap.ChargeBytes(bytes.size())) return {};
   int64_t count = 0;
-  for (size_t at = bytes.find(wanted); at != std::string::npos && heap.Charge(1);
-       at = bytes.find(wanted, at + wanted.size())) {
+  for (size_t at = FindText(bytes, wanted); at != std::string::npos && heap.Charge(1);
+       at = FindText(bytes, wanted, at + wanted.size())) {
     ++count;
   }
   return Value(count);
@@ -202,15 +209,16 @@ Value Count(Heap& heap, Value self, const Bound& bound, const Args&) {
 
 // True if there is a byte and all bytes satisfy `test`.
 template <int (*test)(int)>
-Value AllAre(Heap&, Value self, const Bound&, const Args&) {
+Value AllAre(Heap& heap, Value self, const Bound&, const Args&) {
   const std::string& bytes = self.text->bytes();
+  if (!heap.Charge(bytes.size() / 16)) return {};
   return Value(!bytes.empty() &&
                std::ranges::all_of(bytes, [](unsigned char c) { return c < 0x80 && test(c); }));
 }
 
 template <Text (*map)(const Text&)>
 Value TextMethod(Heap& heap, Value self, const Bound&, const Args&) {
-  return heap.NewText(map(*self.text));
+  return heap.Charge(self.text->cost()) ? heap.NewText(map(*self.text)) : Value();
 }
 
 constexpr Builtin kTextMethods[] = {
@@ -234,8 +242,8 @@ constexpr Builtin kTextMethods[] = {
 
 // ---- Methods of dicts ----
 
-Value DictGet(Heap&, Value self, const Bound& bound, const Args&) {
-  const Value* item = self.dict->Find(bound[0]);
+Value DictGet(Heap& heap, Value self, const Bound& bound, const Args&) {
+  const Value* item = self.dict->Find(heap, bound[0]);
   return item != nullptr ? *item : bound.has(1) ? bound[1] : Value::None();
 }
 

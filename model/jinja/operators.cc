@@ -97,17 +97,27 @@ Value Repeat(Heap& heap, Value sequence, int64_t count) {
   count = std::max<int64_t>(count, 0);
   constexpr uint64_t kMaxSize = 1 << 26;
   if (static_cast<uint64_t>(count) > kMaxSize / size) return heap.Exhaust("steps");
-  if (!heap.Charge(size * static_cast<uint64_t>(count) / 64)) return {};
-  Text repeated;
+  // Making the value charges as much again.
+  const uint64_t all = static_cast<uint64_t>(count);
+  if (!heap.Charge(text ? sequence.text->cost() * all + size * all / 64 : size * all / 4))
+    return {};
+  if (text) {
+    Text repeated;
+    if (count > 0) repeated = *sequence.text;
+    // What is there is doubled, since a text may be one byte.
+    for (int64_t made = 1; made < count;) {
+      const Text part = repeated;
+      const int64_t more = std::min(made, count - made);
+      repeated.Append(part, 0, sequence.text->bytes().size() * static_cast<size_t>(more));
+      made += more;
+    }
+    return heap.NewText(std::move(repeated));
+  }
   std::vector<Value> items;
   for (int64_t i = 0; i < count; ++i) {
-    if (text) {
-      repeated.Append(*sequence.text);
-    } else {
-      items.insert(items.end(), sequence.list->items.begin(), sequence.list->items.end());
-    }
+    items.insert(items.end(), sequence.list->items.begin(), sequence.list->items.end());
   }
-  return text ? heap.NewText(std::move(repeated)) : heap.NewList(std::move(items));
+  return heap.NewList(std::move(items));
 }
 
 bool Contains(Heap& heap, Value container, Value item) {
@@ -117,13 +127,13 @@ bool Contains(Heap& heap, Value container, Value item) {
         heap.Fail("'in <string>' requires string as left operand, not ", TypeName(item));
         return false;
       }
-      heap.Charge(container.text->bytes().size() / 64);
-      return container.text->bytes().find(item.text->bytes()) != std::string::npos;
+      return heap.ChargeBytes(container.text->bytes().size()) &&
+             FindText(container.text->bytes(), item.text->bytes()) != std::string::npos;
     case Type::kList:
       return std::ranges::any_of(container.list->items,
                                  [&](Value each) { return Equal(heap, each, item); });
     case Type::kDict:
-      return container.dict->Find(item) != nullptr;
+      return container.dict->Find(heap, item) != nullptr;
     case Type::kUndefined:
       return false;
     default:
@@ -140,7 +150,7 @@ Value Arithmetic(Heap& heap, Op op, Value a, Value b) {
   }
   if (a.is_number() && b.is_number()) return RealArithmetic(heap, op, a.as_real(), b.as_real());
   if (op == Op::kAdd && a.is(Type::kText) && b.is(Type::kText)) {
-    if (!heap.Charge(1 + a.text->bytes().size() / 64)) return {};
+    if (!heap.Charge(1 + a.text->cost())) return {};
     Text sum = *a.text;
     sum.Append(*b.text);
     return heap.NewText(std::move(sum));

@@ -88,7 +88,7 @@ std::string JsonString(std::string_view text, bool ensure_ascii) {
 
 // A text printed in quotes counts as a user's if any part of it does.
 void AppendQuoted(Heap& heap, const Text& text, std::string quoted, Text& out) {
-  if (heap.Charge(quoted.size() / 64)) out.Append(quoted, text.has_user_text());
+  if (heap.Charge(quoted.size() / 16)) out.Append(quoted, text.has_user_text());
 }
 
 void AppendJsonKey(Heap& heap, Value key, const JsonStyle& style, Text& out) {
@@ -101,15 +101,20 @@ void AppendJsonKey(Heap& heap, Value key, const JsonStyle& style, Text& out) {
   AppendQuoted(heap, name, JsonString(name.bytes(), style.ensure_ascii), out);
 }
 
-void AppendJsonBreak(const JsonStyle& style, int level, Text& out) {
+void AppendJsonBreak(Heap& heap, const JsonStyle& style, int level, Text& out) {
   if (style.indent < 0) return;
-  out.Append("\n" + std::string(static_cast<size_t>(style.indent) * level, ' '), false);
+  const size_t spaces = static_cast<size_t>(style.indent) * level;
+  if (heap.ChargeBytes(spaces)) out.Append("\n" + std::string(spaces, ' '), false);
+}
+
+void AppendSeparator(Heap& heap, const std::string& separator, Text& out) {
+  if (heap.ChargeBytes(separator.size())) out.Append(separator, false);
 }
 
 // The comma and line break between items (none before the first).
-void AppendJsonItemStart(const JsonStyle& style, bool first, int level, Text& out) {
-  if (!first) out.Append(style.item_separator, false);
-  AppendJsonBreak(style, level, out);
+void AppendJsonItemStart(Heap& heap, const JsonStyle& style, bool first, int level, Text& out) {
+  if (!first) AppendSeparator(heap, style.item_separator, out);
+  AppendJsonBreak(heap, style, level, out);
 }
 
 }  // namespace
@@ -182,10 +187,10 @@ void AppendJson(Heap& heap, Value value, const JsonStyle& style, Text& out, int 
       bool first = true;
       for (const Value item : value.list->items) {
         if (!heap.ok()) return;
-        AppendJsonItemStart(style, std::exchange(first, false), level + 1, out);
+        AppendJsonItemStart(heap, style, std::exchange(first, false), level + 1, out);
         AppendJson(heap, item, style, out, level + 1);
       }
-      AppendJsonBreak(style, level, out);
+      AppendJsonBreak(heap, style, level, out);
       return out.Append("]", false);
     }
     case Type::kDict: {
@@ -199,12 +204,12 @@ void AppendJson(Heap& heap, Value value, const JsonStyle& style, Text& out, int 
       bool first = true;
       for (const auto& [key, item] : items) {
         if (!heap.ok()) return;
-        AppendJsonItemStart(style, std::exchange(first, false), level + 1, out);
+        AppendJsonItemStart(heap, style, std::exchange(first, false), level + 1, out);
         AppendJsonKey(heap, key, style, out);
-        out.Append(style.key_separator, false);
+        AppendSeparator(heap, style.key_separator, out);
         AppendJson(heap, item, style, out, level + 1);
       }
-      AppendJsonBreak(style, level, out);
+      AppendJsonBreak(heap, style, level, out);
       return out.Append("}", false);
     }
     default:

@@ -2,21 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {
 
-constexpr uint64_t kTextBytesPerStep = 64;
 constexpr uint64_t kItemsPerStep = 4;
 
 // Makes the identity of a dict key: two keys have equal identities if, and only if, they
 // are equal.
 // Returns false for values that cannot be keys.
-bool KeyIdentity(Value key, std::string& out) {
+bool KeyIdentity(Heap& heap, Value key, std::string& out) {
   switch (key.type) {
     case Type::kText:
+      if (!heap.ChargeBytes(key.text->bytes().size())) return false;
       out = "s" + key.text->bytes();
       return true;
     case Type::kInt:
@@ -51,21 +52,22 @@ void Text::Append(const Text& other, size_t begin, size_t end) {
 
 bool Text::has_user_text() const { return std::ranges::any_of(runs_, &Run::user); }
 
-const Value* Dict::Find(Value key) const {
+const Value* Dict::Find(Heap& heap, Value key) const {
   std::string identity;
-  if (!KeyIdentity(key, identity)) return nullptr;
+  if (!KeyIdentity(heap, key, identity)) return nullptr;
   const auto it = index.find(identity);
   return it == index.end() ? nullptr : &items[it->second].second;
 }
 
-const Value* Dict::Find(std::string_view key) const {
+const Value* Dict::Find(Heap& heap, std::string_view key) const {
+  if (!heap.ChargeBytes(key.size())) return nullptr;
   const auto it = index.find(Cat("s", key));
   return it == index.end() ? nullptr : &items[it->second].second;
 }
 
-bool Dict::Set(Value key, Value value) {
+bool Dict::Set(Heap& heap, Value key, Value value) {
   std::string identity;
-  if (!KeyIdentity(key, identity)) return false;
+  if (!KeyIdentity(heap, key, identity)) return false;
   const auto [it, added] = index.try_emplace(std::move(identity), items.size());
   if (added) {
     items.emplace_back(key, value);
@@ -98,7 +100,7 @@ Value Heap::Exhaust(std::string_view what) {
 }
 
 Value Heap::NewText(Text text) {
-  if (!Charge(1 + text.bytes().size() / kTextBytesPerStep)) return {};
+  if (!Charge(1 + text.cost())) return {};
   return Value(static_cast<const Text*>(&texts_.emplace_back(std::move(text))));
 }
 
@@ -177,7 +179,7 @@ bool Truthy(Value value) {
 static bool EqualDicts(Heap& heap, const Dict& a, const Dict& b) {
   if (a.items.size() != b.items.size()) return false;
   for (const auto& [key, value] : a.items) {
-    const Value* other = b.Find(key);
+    const Value* other = b.Find(heap, key);
     if (other == nullptr || !Equal(heap, value, *other)) return false;
   }
   return true;
@@ -195,7 +197,8 @@ bool Equal(Heap& heap, Value a, Value b) {
     case Type::kNone:
       return true;
     case Type::kText:
-      return a.text->bytes() == b.text->bytes();
+      if (a.text->bytes().size() != b.text->bytes().size()) return false;
+      return heap.ChargeBytes(a.text->bytes().size()) && a.text->bytes() == b.text->bytes();
     case Type::kList:
       return a.list->tuple == b.list->tuple &&
              std::ranges::equal(a.list->items, b.list->items,
@@ -211,7 +214,10 @@ bool Less(Heap& heap, Value a, Value b) {
   if (!heap.Charge(1)) return false;
   if (a.is_integer() && b.is_integer()) return a.as_integer() < b.as_integer();
   if (a.is_number() && b.is_number()) return a.as_real() < b.as_real();
-  if (a.is(Type::kText) && b.is(Type::kText)) return a.text->bytes() < b.text->bytes();
+  if (a.is(Type::kText) && b.is(Type::kText)) {
+    const std::string &x = a.text->bytes(), &y = b.text->bytes();
+    return heap.ChargeBytes(std::min(x.size(), y.size())) && x < y;
+  }
   if (a.is(Type::kList) && b.is(Type::kList)) {
     const auto &x = a.list->items, &y = b.list->items;
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
@@ -221,6 +227,15 @@ bool Less(Heap& heap, Value a, Value b) {
   }
   heap.Fail("'<' is not supported between '", TypeName(a), "' and '", TypeName(b), "'");
   return false;
+}
+
+// glibc's memmem takes time in proportion to the sizes; std::string::find does not.
+size_t FindText(std::string_view text, std::string_view wanted, size_t begin) {
+  if (begin > text.size()) return std::string_view::npos;
+  const void* found =
+      memmem(text.data() + begin, text.size() - begin, wanted.data(), wanted.size());
+  return found == nullptr ? std::string_view::npos
+                          : static_cast<size_t>(static_cast<const char*>(found) - text.data());
 }
 
 std::vector<size_t> CharacterOffsets(std::string_view text) {
@@ -239,6 +254,7 @@ std::vector<Value> Items(Heap& heap, Value value) {
     heap.Charge(1 + value.list->items.size() / kItemsPerStep);
     items = value.list->items;
   } else if (value.is(Type::kDict)) {
+    if (!heap.Charge(1 + value.dict->items.size() / kItemsPerStep)) return {};
     for (const auto& item : value.dict->items) items.push_back(item.first);
   } else if (value.is(Type::kText)) {
     const std::string& bytes = value.text->bytes();
@@ -284,7 +300,7 @@ Value FromJson(Heap& heap, const nlohmann::ordered_json& json, int depth) {
     case Json::value_t::object: {
       Dict dict;
       for (const auto& [key, item] : json.items()) {
-        dict.Set(heap.NewText(key, /*user=*/true), FromJson(heap, item, depth + 1));
+        dict.Set(heap, heap.NewText(key, /*user=*/true), FromJson(heap, item, depth + 1));
       }
       return heap.NewDict(std::move(dict));
     }

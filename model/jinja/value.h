@@ -44,6 +44,8 @@ class Text {
   const std::string& bytes() const { return bytes_; }
   const std::vector<Run>& runs() const { return runs_; }  // neighbours differ
   bool has_user_text() const;
+  // The steps that making or reading it takes: one for 64 bytes, or for 4 runs.
+  uint64_t cost() const { return bytes_.size() / 64 + runs_.size() / 4; }
 
   // Returns the text with each byte b replaced by map(b, position); length and runs stay.
   template <typename Map>
@@ -58,6 +60,7 @@ class Text {
   std::vector<Run> runs_;
 };
 
+class Heap;
 struct List;
 struct Dict;
 struct Namespace;
@@ -128,14 +131,16 @@ struct Dict {
   absl::flat_hash_map<std::string, size_t> index;  // key's identity -> items
   int depth = 1;
 
-  const Value* Find(Value key) const;  // null if absent or not a possible key
-  const Value* Find(std::string_view key) const;
+  // Null if absent or not a possible key.
+  const Value* Find(Heap& heap, Value key) const;
+  const Value* Find(Heap& heap, std::string_view key) const;
   // Replaces or appends the value of `key`. Returns false if `key` cannot be a key.
-  bool Set(Value key, Value value);
+  bool Set(Heap& heap, Value key, Value value);
 };
 
+// The names are those of the program, or texts of the heap.
 struct Namespace {
-  absl::flat_hash_map<std::string, Value> attributes;
+  absl::flat_hash_map<std::string_view, Value, TextHash, TextEqual> attributes;
 };
 
 struct Scope;
@@ -163,11 +168,16 @@ class Heap {
  public:
   explicit Heap(uint64_t max_steps) : steps_left_(max_steps) {}
 
+  uint64_t steps_left() const { return steps_left_; }
+  void set_steps_left(uint64_t steps) { steps_left_ = steps; }
+
   bool ok() const { return status_.ok(); }
   const absl::Status& status() const { return status_; }
 
   // Takes steps off the budget. Once the budget is spent, records a failure and returns false.
   bool Charge(uint64_t steps);
+  // As Charge of what reading so many bytes takes.
+  bool ChargeBytes(uint64_t bytes) { return Charge(bytes / 64); }
 
   // Records the first failure, with the line being executed. Always returns undefined.
   template <typename... Parts>
@@ -219,6 +229,10 @@ void AppendRepr(Heap& heap, Value value, Text& out);
 // Returns what iteration over `value` gives: items, keys or characters; nothing for
 // undefined. Fails for a value that cannot be iterated.
 std::vector<Value> Items(Heap& heap, Value value);
+
+// The first place of `wanted` from `begin` on, or npos. It takes time in proportion to the sizes,
+// which the caller charges.
+size_t FindText(std::string_view text, std::string_view wanted, size_t begin = 0);
 
 // Returns the characters of `text` (code points), as the offsets of their first bytes,
 // followed by the end.

@@ -9,7 +9,6 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   const std::string source(reinterpret_cast<const char*>(input), size);
   const flotilla::testing::InputLimits limits(size);
-  // A tenth of the steps that a server allows, since sanitizers make each ten times as slow.
-  flotilla::testing::UseTemplate(source, {.max_steps = 200'000, .max_output_bytes = 1 << 20});
+  flotilla::testing::UseTemplate(source, {});  // with the bounds of a server
   return 0;
 }

@@ -105,6 +105,7 @@ std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way) {
 EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
                                  worker::Recipe recipe) {
   EngineRunner::Options options;
+  options.rank.max_context = spec.served_context;
   if (way.deferred) {
     options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
   }
@@ -130,8 +131,8 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
 // Runs the requests alone, and then all together in every way, each twice: the second time most of
 // their prompts are in the prefix cache.
 void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
-                       const std::vector<TokenizedRequest>& requests) {
-  const auto spec = model::LoadSpec(*file);
+                       const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0) {
+  const auto spec = model::LoadSpec(*file, served);
   ASSERT_TRUE(spec.ok()) << spec.status();
   for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
     std::vector<std::vector<std::uint32_t>> alone;
@@ -182,7 +183,7 @@ class TinyLayoutsTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
   const TinyCase tiny = ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
-  ExpectTheSameBits(tiny.file, Requests(tiny.ids));
+  ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(AllTinyCases()), TinyCaseName);

@@ -1,11 +1,13 @@
 #include "model/chat_template.h"
 
+#include <ctime>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "model/checkpoint.h"
 #include "model/text/tokenizer.h"
 #include "tests/support/test_model.h"
@@ -15,6 +17,13 @@ namespace {
 
 using ::testing::HasSubstr;
 using Json = nlohmann::ordered_json;
+
+// What a rendering may take. Sanitizers make it slow.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kMostSeconds = 10;
+#else
+constexpr double kMostSeconds = 1;
+#endif
 
 std::string Joined(const std::vector<TextPiece>& pieces) {
   std::string text;
@@ -238,6 +247,51 @@ TEST(ChatTemplate, RunawayTemplatesAreStopped) {
   EXPECT_EQ(RenderText("x", deep).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// A step takes a bounded time and bounded memory, however long texts, names and lists are.
+TEST(ChatTemplate, StepsCountSizes) {
+  const std::string long_text = "{% set x = 'a' * 4000000 %}{% set y = x %}";
+  const std::string repeat = "{% for i in range(99999) %}", end = "{% endfor %}";
+  const std::string name(30'000, 'n');
+  std::string nested;
+  for (int i = 0; i < 40; ++i) nested += absl::StrCat("{% for i", i, " in [1] %}");
+  std::string nested_ends;
+  for (int i = 0; i < 40; ++i) nested_ends += end;
+  const std::string inner = absl::StrCat(repeat, "{{ a }}{{ b }}{{ c }}{{ d }}", end);
+  const std::string bodies[] = {
+      long_text + repeat + "{% set d = {x: 1} %}" + end,
+      long_text + "{% set d = {x: 1} %}" + repeat + "{% set e = d[x] %}{% set e = d.get(x) %}" +
+          end,
+      long_text + repeat + "{{ x in 'b' }}{{ 'b' in x }}{{ 'b' is in x }}" + end,
+      long_text + repeat + "{{ x.find('b') }}{{ x.count('b') }}{{ x.isalpha() }}" + end,
+      long_text + repeat + "{{ x.startswith(y) }}{{ x == y ~ '' }}" + end,
+      long_text + repeat + "{{ x < y }}" + end, long_text + "{{ ([x] * 60000) | sort | length }}",
+      long_text + "{{ x.strip(x ~ 'b') }}",
+      long_text + repeat + "{% set n = namespace({x: 1}) %}" + end,
+      "{{ range(99999) | list | tojson(separators=('y' * 60000, ':')) }}",
+      "{% set n = namespace(l=range(90000) | list) %}{% for i in range(90) %}{% set n.l = [n.l] %}"
+      "{% endfor %}{{ n.l | tojson(indent=64) }}",
+      "{{ [1] * 40000000 }}",
+      absl::StrCat("{% set ", name, " = 1 %}", repeat, "{{ ", name, " }}", end),
+      absl::StrCat(repeat, "{% set n = namespace() %}{% set n.", name, " = 1 %}", end),
+      absl::StrCat(nested, inner, nested_ends),
+      // A text of which every other byte is a user's.
+      "{% set t = (messages[0] | list | join('-')) * 100 %}{{ (t * 1000) | length }}"};
+  for (const std::string& source : bodies) {
+    const std::clock_t start = std::clock();
+    const auto text = RenderText(source, Json::array({std::string(1000, 'u')}));
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kResourceExhausted)
+        << source.substr(0, 200) << ": " << text.status();
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kMostSeconds)
+        << source.substr(0, 200);
+  }
+  // A search takes time in proportion to the sizes.
+  const std::clock_t start = std::clock();
+  const auto found = RenderText("{{ ('a' * 1000000).find('a' * 500000 ~ 'b') }}");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*found, "-1");
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kMostSeconds);
+}
+
 // A long conversation stays far below the bounds.
 TEST(ChatTemplate, LongConversationsFit) {
   Json messages = Json::array();
@@ -246,6 +300,7 @@ TEST(ChatTemplate, LongConversationsFit) {
         {{"role", i % 2 ? "assistant" : "user"}, {"content", std::string(1000, 'x')}});
   }
   ChatTemplateOptions options;
+  options.max_steps = 0;  // those for the input are enough
   options.strftime_now = [](std::string_view) { return "26 Jul 2026"; };
   for (const Json& test : testing::ReadJsonLines("jinja.jsonl")) {
     if (!test["context"].contains("messages") || test.contains("error")) continue;

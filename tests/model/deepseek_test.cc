@@ -35,7 +35,7 @@ absl::StatusOr<ModelSpec> Spec(const std::string& name, const Json& changes,
   std::ofstream(lists.path() + "/config.json") << config.dump();
   std::filesystem::copy_file(from + "/tensors.tsv", lists.path() + "/tensors.tsv");
   std::ofstream(lists.path() + "/tensors.tsv", std::ios::app) << tensors;
-  EXPECT_TRUE(testing::WriteMadeFolder(lists.path(), 1, folder.path()));
+  EXPECT_TRUE(testing::WriteMadeFolder(lists.path(), 1, 0, folder.path()));
   const auto checkpoint = OpenCheckpoint(folder.path());
   if (!checkpoint.ok()) return checkpoint.status();
   return LoadSpec(**checkpoint);

@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 // A model whose layers have these windows.
 ModelSpec Dealt(const std::vector<uint32_t>& windows) {
   ModelSpec spec;
-  spec.context_length = 8192;
+  spec.context_length = spec.longest_context = 8192;
   for (const uint32_t window : windows) {
     spec.layers.emplace_back().attention.window = window;
   }

@@ -19,6 +19,16 @@ using ::testing::HasSubstr;
 using testing::TinyGguf;
 using testing::TinyModelOptions;
 
+// Replaces the first occurrence of `from`; both have one length.
+std::vector<std::byte> Replaced(std::vector<std::byte> bytes, std::string_view from,
+                                std::string_view to) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string_view::npos) << from;
+  std::copy_n(reinterpret_cast<const std::byte*>(to.data()), to.size(), bytes.begin() + at);
+  return bytes;
+}
+
 TEST(LoadSpec, ReadsTheTinyModel) {
   const auto bytes = testing::TinyGguf();
   const auto file = ParseCheckpoint(bytes);
@@ -62,6 +72,26 @@ TEST(LoadSpec, ReadsTheRealModel) {
   EXPECT_EQ(TokenizerHash(tokenizer), 0x94eb524f711ffcb7);  // as in earlier versions
 }
 
+// Rows of the table without a token are listed as unused tokens, or not at all.
+TEST(LoadSpec, RowsBeyondTheTokensBelongToNone) {
+  for (const bool lists_padding : {true, false}) {
+    TinyModelOptions options{.padding = 20, .lists_padding = lists_padding};
+    const auto bytes = testing::TinyGguf(options);
+    const auto file = ParseCheckpoint(bytes);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ((*file)->token_count(), 300u);
+    const auto spec = LoadSpec(**file);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->vocab, 320u);
+    EXPECT_EQ(spec->tokens, 300u);
+  }
+  // Other unused tokens are tokens.
+  const auto bytes = testing::TinyGguf();
+  EXPECT_EQ(LoadSpec(**ParseCheckpoint(bytes))->tokens, 320u);
+  const auto padded = testing::TinyGguf({.padding = 20});
+  EXPECT_EQ(LoadSpec(**ParseCheckpoint(Replaced(padded, "[PAD310]", "[PAD311]")))->tokens, 311u);
+}
+
 TEST(LoadSpec, OutputMatrixEndsTying) {
   TinyModelOptions options;
   options.tied_embedding = false;
@@ -69,16 +99,6 @@ TEST(LoadSpec, OutputMatrixEndsTying) {
   const auto spec = LoadSpec(**ParseCheckpoint(bytes));
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_FALSE(spec->tied_embedding);
-}
-
-// Replaces the first occurrence of `from`; both have one length.
-std::vector<std::byte> Replaced(std::vector<std::byte> bytes, std::string_view from,
-                                std::string_view to) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  const size_t at = text.find(from);
-  EXPECT_NE(at, std::string_view::npos) << from;
-  std::copy_n(reinterpret_cast<const std::byte*>(to.data()), to.size(), bytes.begin() + at);
-  return bytes;
 }
 
 std::string LoadError(const std::vector<std::byte>& bytes) {

@@ -360,7 +360,7 @@ absl::Status CheckMemory(const worker::KvShape& shape, std::uint32_t blocks) {
 // The partial of one shard of a row, as row_partials.h defines it.
 RowPartial Reduce(const worker::VocabularyShard& shard, const std::vector<float>& logits,
                   const RowRequest& request, absl::Span<const worker::LogitEdit> edits) {
-  const int size = static_cast<int>(logits.size());
+  const int size = shard.tokens;
   RowPartial partial;
   int begin = 0;
   for (const std::int32_t subtree : shard.subtrees) {

@@ -131,9 +131,11 @@ Json TokenizerConfigJson(const TokenizerBundle& bundle) {
   return config;
 }
 
-void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder) {
-  const auto spec = model::LoadSpec(llama);
+void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder,
+                      std::uint32_t layers) {
+  auto spec = model::LoadSpec(llama);
   ASSERT_TRUE(spec.ok()) << spec.status();
+  if (layers > 0) spec->layers.resize(layers);
   const model::AttentionSpec& attention = spec->attention();
   const auto base = llama.configuration().Float("rope.freq_base");
   const Json config = {{"architectures", {"LlamaForCausalLM"}},

@@ -35,7 +35,9 @@ void WriteFile(const std::string& path, std::string_view text);
 nlohmann::ordered_json TokenizerJson(const TokenizerBundle& bundle);
 nlohmann::ordered_json TokenizerConfigJson(const TokenizerBundle& bundle);
 
-// Writes a Llama as a folder: weights rounded to bf16, in two files, and the tokenizer.
-void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder);
+// Writes a Llama as a folder: weights rounded to bf16, in two files, and the tokenizer. Of its
+// layers the first `layers`; 0: all.
+void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder,
+                      std::uint32_t layers = 0);
 
 }  // namespace flotilla::testing

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/random.h"
 
@@ -38,7 +39,7 @@ std::string MadeWeights(std::string_view name, const std::vector<std::uint64_t>&
   return data;
 }
 
-bool WriteMadeFolder(const std::string& case_folder, std::uint64_t seed,
+bool WriteMadeFolder(const std::string& case_folder, std::uint64_t seed, std::uint64_t tokens,
                      const std::string& folder) {
   std::ifstream list(case_folder + "/tensors.tsv");
   if (!list) return false;
@@ -55,6 +56,14 @@ bool WriteMadeFolder(const std::string& case_folder, std::uint64_t seed,
     tensor.data = MadeWeights(tensor.name, tensor.shape, seed);
   }
   WriteFile(folder + "/model.safetensors", Safetensors(tensors));
+  if (tokens > 0) {
+    TokenizerBundle bundle;
+    for (std::uint64_t id = 0; id < tokens; ++id) bundle.tokens.push_back(absl::StrCat("t", id));
+    bundle.kinds.assign(tokens, TokenKind::kNormal);
+    bundle.eos = 0;
+    WriteFile(folder + "/tokenizer.json", TokenizerJson(bundle).dump());
+    WriteFile(folder + "/tokenizer_config.json", TokenizerConfigJson(bundle).dump());
+  }
   std::error_code error;
   std::filesystem::copy_file(case_folder + "/config.json", folder + "/config.json", error);
   return !error;

@@ -15,8 +15,10 @@ namespace flotilla::testing {
 std::string MadeWeights(std::string_view name, const std::vector<std::uint64_t>& shape,
                         std::uint64_t seed);
 
-// Writes the Hugging Face folder of a case: its config.json, and the weights that its tensors.tsv
-// lists. False: the case lacks a file.
-bool WriteMadeFolder(const std::string& case_folder, std::uint64_t seed, const std::string& folder);
+// Writes the Hugging Face folder of a case: its config.json, the weights that its tensors.tsv
+// lists, and a tokenizer with so many tokens, which no text needs; 0: none. False: the case lacks a
+// file.
+bool WriteMadeFolder(const std::string& case_folder, std::uint64_t seed, std::uint64_t tokens,
+                     const std::string& folder);
 
 }  // namespace flotilla::testing

@@ -56,6 +56,7 @@ struct TinyCase {
   // The tokens that follow the first `prompt` ids greedily; none: nobody knows.
   std::size_t prompt = 0;
   std::vector<TokenId> greedy;
+  std::uint32_t served = 0;  // the positions that the model is served for; 0: its own
 };
 
 // Reads tests/data/`path`, e.g. "tiny/llama". If something is missing, the test fails and `file` is
@@ -68,7 +69,8 @@ inline TinyCase ReadTinyCase(const std::string& path) {
   if (text) numbers = nlohmann::json::parse(text);
   ScratchDirectory made;
   const bool has_file = std::filesystem::exists(folder + "/model.safetensors");
-  if (!has_file && !WriteMadeFolder(folder, numbers.value("seed", 0ull), made.path())) {
+  if (!has_file && !WriteMadeFolder(folder, numbers.value("seed", 0ull),
+                                    numbers.value("tokens", 0ull), made.path())) {
     ADD_FAILURE() << folder << " has no weights";
   }
   auto file = model::OpenCheckpoint(has_file ? folder : made.path());
@@ -80,6 +82,7 @@ inline TinyCase ReadTinyCase(const std::string& path) {
   result.ids = numbers["ids"].get<std::vector<TokenId>>();
   result.positions = numbers["positions"].get<std::vector<std::size_t>>();
   result.prompt = numbers.value("prompt", std::size_t{0});
+  result.served = numbers.value("served", 0u);
   if (numbers.contains("greedy")) result.greedy = numbers["greedy"].get<std::vector<TokenId>>();
   // The array is the end of the file: fp32, a row for each position.
   const std::string bytes{std::istreambuf_iterator<char>(array), {}};

@@ -62,8 +62,9 @@ struct Vocabulary {
   std::vector<std::string> merges;
 };
 
-Vocabulary MakeVocabulary(uint32_t size) {
+Vocabulary MakeVocabulary(const TinyModelOptions& o) {
   constexpr int32_t kNormal = 1, kControl = 3, kUnused = 5;
+  const uint32_t size = o.vocab - o.padding;
   Vocabulary vocab;
   for (const char* control : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
     vocab.tokens.push_back(control);
@@ -87,8 +88,12 @@ Vocabulary MakeVocabulary(uint32_t size) {
       add(word.substr(0, n));
     }
   }
-  while (vocab.tokens.size() < size) {
-    vocab.tokens.push_back("<unused_" + std::to_string(vocab.tokens.size()) + ">");
+  while (vocab.tokens.size() < o.vocab) {
+    const size_t id = vocab.tokens.size();
+    const bool padding = id >= size;
+    if (padding && !o.lists_padding) break;
+    vocab.tokens.push_back((padding ? "[PAD" : "<unused_") + std::to_string(id) +
+                           (padding ? "]" : ">"));
     vocab.types.push_back(kUnused);
   }
   return vocab;
@@ -120,7 +125,7 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
     file.AddUint32("llama.expert_used_count", 2);
   }
 
-  const Vocabulary vocab = MakeVocabulary(o.vocab);
+  const Vocabulary vocab = MakeVocabulary(o);
   file.AddString("tokenizer.ggml.model", "gpt2");
   file.AddString("tokenizer.ggml.pre", o.pretokenizer);
   file.AddStrings("tokenizer.ggml.tokens", vocab.tokens);
@@ -295,6 +300,22 @@ std::vector<std::byte> GgufBuilder::Build() const {
   return out;
 }
 
+std::vector<std::vector<std::byte>> GgufBuilder::BuildParts(size_t count) const {
+  std::vector<std::vector<std::byte>> files;
+  for (size_t part = 0; part < count; ++part) {
+    GgufBuilder file;
+    if (part == 0) file = *this;
+    const size_t begin = tensors_.size() * part / count;
+    const size_t end = tensors_.size() * (part + 1) / count;
+    file.tensors_.assign(tensors_.begin() + begin, tensors_.begin() + end);
+    file.AddUint32("split.no", static_cast<uint32_t>(part));
+    file.AddUint32("split.count", static_cast<uint32_t>(count));
+    file.AddUint32("split.tensors.count", static_cast<uint32_t>(tensors_.size()));
+    files.push_back(file.Build());
+  }
+  return files;
+}
+
 std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values) {
   std::vector<std::byte> out;
   constexpr size_t kBlock = 32;
@@ -336,12 +357,16 @@ std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float>
   return out;
 }
 
-std::vector<std::byte> TinyGguf(const TinyModelOptions& options) {
+GgufBuilder TinyGgufBuilder(const TinyModelOptions& options) {
   if (options.vocab < kTinyVocabMin) Die("vocab is too small");
   GgufBuilder file;
   AddMetadata(options, file);
   AddWeights(options, file);
-  return file.Build();
+  return file;
+}
+
+std::vector<std::byte> TinyGguf(const TinyModelOptions& options) {
+  return TinyGgufBuilder(options).Build();
 }
 
 void WriteTinyGguf(const std::string& path, const TinyModelOptions& options) {

@@ -30,6 +30,8 @@ class GgufBuilder {
                  std::vector<std::byte> data);
 
   std::vector<std::byte> Build() const;
+  // The same as `count` >= 2 files (model/gguf/gguf_parts.h); the last ones have the more tensors.
+  std::vector<std::vector<std::byte>> BuildParts(size_t count) const;
 
  private:
   void BeginValue(std::string_view key, uint32_t type);
@@ -58,7 +60,9 @@ struct TinyModelOptions {
   uint32_t ffn = 288;  // multiple of 32; two whole FFN splits and a short one
   // In place of the FFN so many experts of that width, two of which each row goes through; 0: none.
   uint32_t experts = 0;
-  uint32_t vocab = 320;  // at least kTinyVocabMin
+  uint32_t vocab = 320;       // at least kTinyVocabMin
+  uint32_t padding = 0;       // of these rows the last ones that belong to no token
+  bool lists_padding = true;  // among the tokens, as llama.cpp's converter does
   uint32_t context_length = 512;
   float rope_base = 10000.0f;
   bool tied_embedding = true;
@@ -77,6 +81,7 @@ inline constexpr int32_t kTinyFirstByte = 3;
 inline constexpr uint32_t kTinyVocabMin = 3 + 256;
 
 // A complete model that LoadSpec and Tokenizer::Create accept.
+GgufBuilder TinyGgufBuilder(const TinyModelOptions& options = {});
 std::vector<std::byte> TinyGguf(const TinyModelOptions& options = {});
 
 // Writes the same model to a file at `path`. Aborts the test process if that fails.

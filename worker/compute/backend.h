@@ -127,8 +127,8 @@ struct EmbeddingSource {
 // The head: the rows of this rank's shard of the vocabulary.
 struct HeadSource {
   MatrixPart part;              // may have no rows
-  VocabularyShard shard;        // the same tokens
-  std::int64_t vocabulary = 0;  // of the model
+  VocabularyShard shard;        // the same entries
+  std::int64_t vocabulary = 0;  // the entries of a row of logits
   std::vector<float> bias;      // [rows of the part]; empty: none
   float factor = 1;             // of the logits
   float softcap = 0;            // after the factor; 0: none

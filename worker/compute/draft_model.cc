@@ -10,19 +10,21 @@ namespace {
 // Draws the draft token of each row.
 class Drawer final : public RowReceiver {
  public:
-  Drawer(absl::Span<DraftRequest* const> asked, const kernels::Ops& ops)
-      : asked_(asked), ops_(ops) {}
+  Drawer(absl::Span<DraftRequest* const> asked, std::uint32_t tokens, const kernels::Ops& ops)
+      : asked_(asked), tokens_(tokens), ops_(ops) {}
 
   void TakeRow(int index, absl::Span<const float> logits) override {
     DraftRequest& request = *asked_[index];
     const TokenPosition position = PositionAfter(
         request.index, request.tokens, request.output_index, request.drafts, *request.stop);
-    auto token = SampleRow(ops_, logits, MakeDraw(*request.sampling, position), LogprobSpec::kOff);
+    auto token =
+        SampleRow(ops_, logits, tokens_, MakeDraw(*request.sampling, position), LogprobSpec::kOff);
     if (token.ok()) request.drafts.push_back(token->token);
   }
 
  private:
   const absl::Span<DraftRequest* const> asked_;
+  const std::uint32_t tokens_;
   const kernels::Ops& ops_;
 };
 
@@ -51,7 +53,7 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
     asked.push_back(&request);
   }
   if (asked.empty()) return false;
-  Drawer drawer(asked, ops_);
+  Drawer drawer(asked, tokens_, ops_);
   decoder_.StartFirst(layers_, std::move(inputs), &drawer);
   // The steps that follow report the failure of a backend.
   return decoder_.backend().Finish().ok();

@@ -22,9 +22,9 @@ namespace flotilla::worker {
 class DraftModel final : public Proposer {
  public:
   // `decoder` belongs to the rank. It and `ops`, which draw the tokens, outlive the DraftModel. The
-  // rank's KV memory has one group. 1 <= layers.
-  DraftModel(int layers, const Decoder& decoder, const kernels::Ops& ops)
-      : layers_(layers), decoder_(decoder), ops_(ops) {}
+  // rank's KV memory has one group. 1 <= layers. `tokens` is that of the spec.
+  DraftModel(int layers, std::uint32_t tokens, const Decoder& decoder, const kernels::Ops& ops)
+      : layers_(layers), tokens_(tokens), decoder_(decoder), ops_(ops) {}
 
   void Propose(absl::Span<DraftRequest> requests) override;
   // A DraftModel keeps no state of sequences.
@@ -36,6 +36,7 @@ class DraftModel final : public Proposer {
   bool ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at);
 
   const int layers_;
+  const std::uint32_t tokens_;
   const Decoder& decoder_;
   const kernels::Ops& ops_;
 };

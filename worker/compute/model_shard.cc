@@ -136,10 +136,11 @@ IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard, FfnK
   return {columns.begin / split, (columns.end + split - 1) / split};
 }
 
-VocabularyShards ShardVocabulary(absl::Span<const ModelShard> shards, ParallelShape shape) {
-  std::vector<IndexRange> tokens;
-  for (const ModelShard& shard : shards.last(shape.tensor)) tokens.push_back(shard.vocab);
-  return VocabularyShards(tokens);
+VocabularyShards ShardVocabulary(const model::ModelSpec& spec, absl::Span<const ModelShard> shards,
+                                 ParallelShape shape) {
+  std::vector<IndexRange> entries;
+  for (const ModelShard& shard : shards.last(shape.tensor)) entries.push_back(shard.vocab);
+  return VocabularyShards(entries, spec.tokens);
 }
 
 CommLimits ExchangeLimits(const model::ModelSpec& spec, absl::Span<const ModelShard> shards,

@@ -20,7 +20,7 @@ struct ModelShard {
   IndexRange layers;
   IndexRange attention;     // splits (AttentionSpec::splits)
   IndexRange ffn;           // columns of the FFN of layers without experts; whole splits
-  IndexRange vocab;         // tokens whose logits it computes; whole chunks; may be empty
+  IndexRange vocab;         // entries of a row of logits; whole chunks; may be empty
   IndexRange experts = {};  // columns of each expert; whole splits
   IndexRange shared = {};   // columns of the shared expert; whole splits
 
@@ -58,7 +58,8 @@ std::vector<std::int32_t> DownSplitEnds(const model::FfnSpec& spec);
 IndexRange FfnSplits(const model::ModelSpec& spec, const ModelShard& shard, model::FfnKind kind);
 
 // How the ranks of the last stage share the vocabulary. `shards` are those of all ranks.
-VocabularyShards ShardVocabulary(absl::Span<const ModelShard> shards, ParallelShape shape);
+VocabularyShards ShardVocabulary(const model::ModelSpec& spec, absl::Span<const ModelShard> shards,
+                                 ParallelShape shape);
 
 // The floats that ranks exchange in a step of at most `rows` rows; the other limits stay as they
 // are. `shards` are those of all ranks.

@@ -22,10 +22,10 @@ RowPartial Measure(const kernels::Ops& ops, const VocabularyShard& shard,
     partial.stats.push_back(ops.softmax_stats(subtree, size));
     subtree += size;
   }
-  const int size = static_cast<int>(logits.size());
-  if (top <= 0 || size == 0) return partial;
-  partial.best.resize(std::min(top, size));
-  ops.top_n(logits.data(), size, static_cast<int>(partial.best.size()), partial.best.data());
+  if (top <= 0 || shard.tokens == 0) return partial;
+  partial.best.resize(std::min(top, shard.tokens));
+  ops.top_n(logits.data(), shard.tokens, static_cast<int>(partial.best.size()),
+            partial.best.data());
   for (kernels::TokenScore& entry : partial.best) entry.token += shard.first_token;
   return partial;
 }
@@ -51,18 +51,22 @@ std::vector<TopLogprob> Best(const RowPartial& row, float lse, std::int32_t top)
 
 }  // namespace
 
-VocabularyShards::VocabularyShards(absl::Span<const IndexRange> shards) {
+VocabularyShards::VocabularyShards(absl::Span<const IndexRange> shards, std::uint32_t tokens)
+    : tokens_(tokens) {
   std::vector<IndexRange> all;
-  for (const IndexRange& tokens : shards) {
-    VocabularyShard shard{.first_token = static_cast<TokenId>(tokens.begin), .subtrees = {}};
-    const IndexRange chunks{tokens.begin / kChunk, (tokens.end + kChunk - 1) / kChunk};
-    if (tokens.size() == 0) {
+  for (const IndexRange& entries : shards) {
+    const std::uint32_t end = std::clamp(tokens_, entries.begin, entries.end);
+    VocabularyShard shard{.first_token = static_cast<TokenId>(entries.begin),
+                          .tokens = static_cast<std::int32_t>(end - entries.begin),
+                          .subtrees = {}};
+    const IndexRange chunks{entries.begin / kChunk, (entries.end + kChunk - 1) / kChunk};
+    if (entries.size() == 0) {
       shards_.push_back(std::move(shard));
       continue;
     }
     for (const IndexRange& subtree : CompleteSubtrees(chunks)) {
-      const std::uint32_t end = std::min(subtree.end * kChunk, tokens.end);
-      shard.subtrees.push_back(static_cast<std::int32_t>(end - subtree.begin * kChunk));
+      const std::uint32_t last = std::min(subtree.end * kChunk, entries.end);
+      shard.subtrees.push_back(static_cast<std::int32_t>(last - subtree.begin * kChunk));
       all.push_back(subtree);
     }
     shards_.push_back(std::move(shard));
@@ -81,16 +85,16 @@ RowPartial ReduceRow(const kernels::Ops& ops, const VocabularyShard& shard,
                      absl::Span<const LogitEdit> edits) {
   using Pick = RowRequest::Pick;
   RowPartial partial = Measure(ops, shard, logits, request.top);
-  if (logits.empty() || request.pick == Pick::kNone) return partial;
+  if (shard.tokens == 0 || request.pick == Pick::kNone) return partial;
   if (request.pick == Pick::kKnown) {
     const std::int64_t at = std::int64_t{request.token} - shard.first_token;
-    if (at >= 0 && at < static_cast<std::int64_t>(logits.size())) {
+    if (at >= 0 && at < shard.tokens) {
       partial.winner = {request.token, 0};
       partial.logit = logits[at];
     }
     return partial;
   }
-  const int size = static_cast<int>(logits.size());
+  logits = logits.first(static_cast<std::size_t>(shard.tokens));
   const float* drawn_from = logits.data();
   static thread_local std::vector<float> edited;
   if (!edits.empty()) {
@@ -99,10 +103,10 @@ RowPartial ReduceRow(const kernels::Ops& ops, const VocabularyShard& shard,
     drawn_from = edited.data();
   }
   if (request.pick == Pick::kGreedy) {
-    partial.winner = ops.argmax(drawn_from, size);
+    partial.winner = ops.argmax(drawn_from, shard.tokens);
     partial.winner.token += shard.first_token;
   } else {
-    partial.winner = ops.gumbel_argmax(drawn_from, size,
+    partial.winner = ops.gumbel_argmax(drawn_from, shard.tokens,
                                        {.inverse_temperature = request.inverse_temperature,
                                         .key = request.noise,
                                         .first_token = shard.first_token});

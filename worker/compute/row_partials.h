@@ -21,10 +21,12 @@
 
 namespace flotilla::worker {
 
-// Consecutive tokens of the vocabulary.
+// Consecutive entries of a row of logits. The last entries of a row may belong to no token
+// (ModelSpec::tokens): they count in the row's softmax, and are never drawn or listed.
 struct VocabularyShard {
   TokenId first_token = 0;
-  // The sizes, in tokens, of the complete subtrees that make up the shard. They belong to
+  std::int32_t tokens = 0;  // the first so many entries of the shard belong to tokens
+  // The sizes, in entries, of the complete subtrees that make up the shard. They belong to
   // the tree of chunks by which Ops::softmax_stats adds a row.
   std::vector<std::int32_t> subtrees;
 };
@@ -32,18 +34,21 @@ struct VocabularyShard {
 // The shards of a vocabulary.
 class VocabularyShards {
  public:
-  // `shards` follow each other from token 0 to the last token. Each begins at a multiple of
-  // kernels::kVocabularyChunk, or is empty at the end. A shard may be empty.
-  explicit VocabularyShards(absl::Span<const IndexRange> shards);
+  // `shards` follow each other from entry 0 to the last one. Each begins at a multiple of
+  // kernels::kVocabularyChunk, or is empty at the end. A shard may be empty. The first `tokens`
+  // entries belong to tokens.
+  VocabularyShards(absl::Span<const IndexRange> shards, std::uint32_t tokens);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(shards_.size()); }
   const VocabularyShard& shard(std::uint32_t index) const { return shards_[index]; }
+  std::uint32_t tokens() const { return tokens_; }
   // How the statistics of all subtrees, in order, become those of the row.
   const TreeProgram& tree() const { return tree_; }
   // The most subtrees of one shard.
   std::size_t most_subtrees() const;
 
  private:
+  std::uint32_t tokens_;
   std::vector<VocabularyShard> shards_;
   TreeProgram tree_;
 };

@@ -24,10 +24,10 @@ static_assert(BeamOptions::kMaxCandidates <= kMaxTopN && LogprobSpec::kMaxTop <=
 // Logits scaled at a time, on the stack.
 constexpr std::size_t kChunk = kernels::kVocabularyChunk;
 
-// One row, its parameters and its statistics.
+// One row and its statistics.
 struct Row {
   const kernels::Ops& ops;
-  absl::Span<const float> logits;
+  absl::Span<const float> logits;  // of tokens
   kernels::SoftmaxStats stats;
   float lse;
 
@@ -337,14 +337,21 @@ TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> kn
 }
 
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
-                                       const TokenDraw& draw, std::int32_t top) {
-  const absl::StatusOr<Row> row = Measure(ops, logits);
+                                       std::uint32_t tokens, const TokenDraw& draw,
+                                       std::int32_t top) {
+  absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
-  if (draw.edits.empty()) return Describe(*row, Draw(*row, draw), top);
+  row->logits = logits.first(tokens);
+  absl::Span<const float> drawn_from = row->logits;
   static thread_local std::vector<float> copy;
-  copy.assign(logits.begin(), logits.end());
-  EditLogits(draw.edits, 0, absl::MakeSpan(copy));
-  const absl::StatusOr<Row> changed = Measure(ops, copy);
+  if (!draw.edits.empty()) {
+    copy.assign(drawn_from.begin(), drawn_from.end());
+    EditLogits(draw.edits, 0, absl::MakeSpan(copy));
+    drawn_from = copy;
+  } else if (tokens == logits.size()) {
+    return Describe(*row, Draw(*row, draw), top);
+  }
+  const absl::StatusOr<Row> changed = Measure(ops, drawn_from);
   if (!changed.ok()) return changed.status();
   return Describe(*row, Draw(*changed, draw), top);
 }

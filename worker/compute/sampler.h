@@ -20,7 +20,8 @@
 //     noise wins, which samples exactly their softmax. The noise is a hash of
 //     (SequenceSeed(seed, sequence), output index, token id).
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
-// vocabulary, whatever was changed or kept.
+// row, whatever was changed or kept. The last logits of a row may belong to no token: they count
+// there, as in Hugging Face's transformers, and are left out of all that is above.
 //
 // A row with a NaN, with +infinity or with nothing above -infinity has no softmax. The
 // functions then return INTERNAL, which fails the request of the row and no other request.
@@ -93,9 +94,11 @@ bool NeedsFullRow(const SamplingParams& sampling);
 // The log-sum-exp of a row, from its statistics. INTERNAL: the row has no softmax.
 absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
 
-// Draws a token from `logits` [vocab] fp32. The result lists the `top` (0..LogprobSpec::kMaxTop, or
-// kOff) best tokens, best first. The parameters are valid (GroupState checks them).
+// Draws a token from `logits` [vocab] fp32, of which the first `tokens` (at least one) belong to
+// tokens. The result lists the `top` (0..LogprobSpec::kMaxTop, or kOff) best tokens, best first.
+// The parameters are valid (GroupState checks them).
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
-                                       const TokenDraw& draw, std::int32_t top);
+                                       std::uint32_t tokens, const TokenDraw& draw,
+                                       std::int32_t top);
 
 }  // namespace flotilla::worker

@@ -138,7 +138,8 @@ void StepOutputs::AddRequests(const Batch& batch, Backend& backend, StepInputs& 
 }
 
 void StepOutputs::TakeRow(int request, absl::Span<const float> logits) {
-  Store(requests_[request], SampleRow(ops_, logits, draws_[request], requests_[request].top));
+  Store(requests_[request],
+        SampleRow(ops_, logits, vocabulary_.tokens(), draws_[request], requests_[request].top));
 }
 
 void StepOutputs::Store(Request& wanted, absl::StatusOr<SampledToken> token) {

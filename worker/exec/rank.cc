@@ -51,19 +51,15 @@ absl::Status CheckOptions(const RankOptions& options, const model::ModelSpec& sp
     return absl::InvalidArgumentError(
         absl::StrCat("max_step_tokens is outside 1..", kMaxStepTokens));
   }
-  if (options.max_context > spec.context_length) {
+  if (options.max_context > spec.longest_context) {
     return absl::InvalidArgumentError(absl::StrCat("max_context ", options.max_context,
-                                                   " exceeds the model's ", spec.context_length));
+                                                   " exceeds the model's ", spec.longest_context));
   }
   if (options.kv_blocks > kMaxKvBlocks) {
     return absl::InvalidArgumentError(absl::StrCat("kv_blocks exceeds ", kMaxKvBlocks));
   }
   if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
   return CheckSpeculation(options, spec);
-}
-
-std::uint32_t MaxContext(const RankOptions& options, const model::ModelSpec& spec) {
-  return options.max_context > 0 ? options.max_context : spec.context_length;
 }
 
 // A hash of the bytes, which says after each piece that it gets further.
@@ -98,7 +94,7 @@ std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadP
 }  // namespace
 
 absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options) {
-  auto spec = model::LoadSpec(file);
+  auto spec = model::LoadSpec(file, options.max_context);
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
@@ -111,7 +107,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankO
   layout.limits.metadata_bytes =
       kCopyMetadataBytes +
       StepOutputs::MaxMetadataBytes(options.max_step_tokens + options.max_sequences,
-                                    ShardVocabulary(layout.shards, options.shape));
+                                    ShardVocabulary(*spec, layout.shards, options.shape));
   return layout;
 }
 
@@ -126,7 +122,7 @@ Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& opt
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::Checkpoint> file,
                                                    const RankOptions& options, const Clock& clock,
                                                    RankLinks links) {
-  auto spec = model::LoadSpec(*file);
+  auto spec = model::LoadSpec(*file, options.max_context);
   if (!spec.ok()) return spec.status();
   absl::Status status = CheckOptions(options, *spec);
   if (!status.ok()) return status;
@@ -150,7 +146,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .isa = options_.isa,
                          .threads = threads,
                          .max_rows = static_cast<int>(options_.max_step_tokens),
-                         .max_positions = static_cast<int>(MaxContext(options_, spec_)),
+                         .max_positions = static_cast<int>(spec_.served_context),
                          .clock = &clock,
                          .exchange = links_.exchange,
                          .progress = options_.progress};
@@ -168,7 +164,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   auto decoder = Decoder::Load(*file_, spec_, shards, options_.shape, number, *backend_);
   if (!decoder.ok()) return decoder.status();
   decoder_ = *std::move(decoder);
-  vocabulary_ = ShardVocabulary(shards, options_.shape);
+  vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_, options_.progress);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors
   Describe();
@@ -204,13 +200,16 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
 
 void Rank::Describe() {
   description_.model_id = options_.model_id;
-  description_.vocab_size = spec_.vocab;
-  description_.max_context = MaxContext(options_, spec_);
+  description_.vocab_size = spec_.tokens;
+  description_.max_context = spec_.served_context;
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
-  const std::string numerics =
+  std::string numerics =
       absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)), "|",
                    kRecipeVersion, "|", std::string(kernels::KvFormatName(options_.kv_format)));
+  // Versions before this one drew tokens from all entries of a row.
+  if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
+  if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.max_sequences = options_.max_sequences;
@@ -232,7 +231,7 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
   const std::uint32_t layers =
       options_.draft_layers > 0 ? options_.draft_layers
                                 : std::max(1u, static_cast<std::uint32_t>(spec_.layers.size()) / 3);
-  return std::make_unique<DraftModel>(static_cast<int>(layers), *decoder_, host_ops_);
+  return std::make_unique<DraftModel>(static_cast<int>(layers), spec_.tokens, *decoder_, host_ops_);
 }
 
 absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {

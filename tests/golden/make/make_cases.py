@@ -15,6 +15,7 @@ with one KV head, or with as many as heads, keep that.
     v/bin/python make_cases.py qwen2      # one
 """
 
+import copy
 import json
 import math
 import pathlib
@@ -41,6 +42,20 @@ OWN = {
         "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
     "ernie4_5": ("llama", {"model_type": "ernie4_5", "use_bias": True}),
+    "qwen2_padded": ("qwen2", {"vocab_size": VOCABULARY + 40}),
+    "llama_dynamic": ("llama", {
+        "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    }),
+    "phi3_longrope_short": ("phi3", {
+        "max_position_embeddings": 4096, "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+            "original_max_position_embeddings": 128,
+            "short_factor": [1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7],
+            "long_factor": [1.1, 1.3, 1.9, 2.7, 4.3, 8.1, 14.7, 25.3],
+        },
+    }),
     # All prompts are longer than the first context, so that the long factors count.
     "phi3_longrope": ("phi3", {
         "original_max_position_embeddings": 8,
@@ -52,6 +67,11 @@ OWN = {
         },
     }),
 }
+# Cases whose tables of token vectors have rows beyond the VOCABULARY tokens of a tokenizer. A
+# number of greedy steps have their largest logit there, and take the best token all the same.
+PADDED = {"qwen2_padded": 4}
+# Cases that are served for so many positions, and for no more. RoPE is resolved for them once.
+SERVED = {"llama_dynamic": 128, "phi3_longrope_short": 128}
 # What a case says besides.
 CHANGES = {
     "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
@@ -144,16 +164,30 @@ def write_weights(folder, names, seed):
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def greedy(model, ids):
-    """The tokens, and the least distance of a best token from the second."""
+def greedy(model, ids, padded):
+    """The tokens, and the least distance of a best token from the second. The best of all logits
+    belongs to no token in at least `padded` steps."""
     ids, margin = list(ids), math.inf
     for _ in range(OUTPUT):
-        best = torch.topk(model(torch.tensor([ids])).logits[0, -1], 2)
+        logits = model(torch.tensor([ids])).logits[0, -1]
+        best = torch.topk(logits[:VOCABULARY], 2)
+        padded -= bool(logits.max() > best.values[0])
         margin = min(margin, float(best.values[0] - best.values[1]))
         if margin < MARGIN:
             return None, margin
         ids.append(int(best.indices[0]))
-    return ids[-OUTPUT:], margin
+    return ids[-OUTPUT:] if padded <= 0 else None, margin
+
+
+def serve_for(model, ids, positions):
+    """Fixes RoPE of the model as transformers has it for a text of so many positions, of which `ids`
+    are the first."""
+    model = copy.deepcopy(model)
+    more = torch.tensor([ids + [3] * (positions - len(ids))])
+    expected = model(more).logits[0, :len(ids)]  # transformers resolves it here
+    model.model.rotary_emb.rope_type = "default"
+    assert torch.equal(model(more).logits[0, :len(ids)], expected)
+    return model
 
 
 def make(name):
@@ -175,7 +209,9 @@ def make(name):
             write_weights(folder, names, seed)
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager").eval()
-            tokens, margin = greedy(model, ids[:PROMPT])
+            if name in SERVED:
+                model = serve_for(model, ids, SERVED[name])
+            tokens, margin = greedy(model, ids[:PROMPT], PADDED.get(name, 0))
             if tokens is not None:
                 break
         else:
@@ -188,8 +224,12 @@ def make(name):
     numpy.save(target / "logits.npy", logits[positions].astype(numpy.float32))
     (target / "tensors.tsv").write_text("".join(
         f"{key}\t{','.join(map(str, shape))}\n" for key, shape in names.items()))
-    (target / "case.json").write_text(json.dumps(
-        {"ids": ids, "positions": positions, "seed": seed, "prompt": PROMPT, "greedy": tokens}) + "\n")
+    case = {"ids": ids, "positions": positions, "seed": seed, "prompt": PROMPT, "greedy": tokens}
+    if name in PADDED:
+        case["tokens"] = VOCABULARY
+    if name in SERVED:
+        case["served"] = SERVED[name]
+    (target / "case.json").write_text(json.dumps(case) + "\n")
     size = sum(file.stat().st_size for file in target.iterdir())
     print(f"{name:16} seed {seed:3}, margin {margin:.4f}, logits {logits.std():.2f}, {size:6} bytes",
           flush=True)

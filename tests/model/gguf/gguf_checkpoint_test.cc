@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 TEST(GgufCheckpoint, ConfigurationHasTheFilesNames) {
   const auto bytes = testing::TinyGguf();
-  const auto file = ParseGguf(bytes);
+  const auto file = ParseCheckpoint(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   const Configuration& configuration = (*file)->configuration();
   EXPECT_EQ(configuration.architecture().value(), "llama");
@@ -70,7 +70,7 @@ TEST(GgufCheckpoint, PagesThatWereReadCanBeReleased) {
   EXPECT_TRUE(std::ranges::equal(tensor, data));
   std::filesystem::remove(path);
   // There is nothing to release of a file in memory.
-  const auto parsed = ParseGguf(bytes);
+  const auto parsed = ParseCheckpoint(bytes);
   ASSERT_TRUE(parsed.ok());
   (*parsed)->ReleasePages();
   EXPECT_TRUE(std::ranges::equal((*parsed)->FindTensor("t")->data, data));
@@ -78,7 +78,7 @@ TEST(GgufCheckpoint, PagesThatWereReadCanBeReleased) {
 
 TEST(GgufCheckpoint, TokenizerSaysWhatTheFileSays) {
   const auto bytes = testing::TinyGguf();
-  const auto file = ParseGguf(bytes);
+  const auto file = ParseCheckpoint(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto tokenizer = (*file)->ReadTokenizer();
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
@@ -108,7 +108,7 @@ std::string Refusal(void (*change)(testing::GgufBuilder&)) {
   builder.AddStrings("tokenizer.ggml.tokens", {"a", "b"});
   change(builder);
   const auto bytes = builder.Build();
-  const auto file = ParseGguf(bytes);
+  const auto file = ParseCheckpoint(bytes);
   EXPECT_TRUE(file.ok()) << file.status();
   const auto tokenizer = (*file)->ReadTokenizer();
   EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.status())) << tokenizer.status();

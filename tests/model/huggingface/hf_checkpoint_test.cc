@@ -106,6 +106,66 @@ TEST_F(HfCheckpointTest, NewAndOldNumbersOfRope) {
   EXPECT_THAT(Error(), HasSubstr("other numbers in layers with a window is not supported"));
 }
 
+// The numbers are those of transformers 5.24 (modeling_rope_utils.py).
+TEST_F(HfCheckpointTest, DynamicScalingAndLongRopeGoByTheServedContext) {
+  Json config = Read("config.json");
+  const auto read = [&](std::uint32_t served) {
+    Write("config.json", config);
+    const auto file = OpenCheckpoint(folder_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    const auto spec = LoadSpec(**file, served);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return *spec;
+  };
+  const auto expect = [](const ModelSpec& spec, const std::vector<float>& frequencies) {
+    const std::size_t places[] = {0, 1, 7, 15};  // of 16
+    for (std::size_t i = 0; i < frequencies.size(); ++i) {
+      EXPECT_NEAR(spec.ropes[0].frequencies[places[i]], frequencies[i], 4e-7 * frequencies[i]) << i;
+    }
+  };
+  config["max_position_embeddings"] = 2048;
+  config["rope_theta"] = 10000.0;
+  config["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
+  for (const std::uint32_t served : {0u, 1000u, 2048u}) {
+    const ModelSpec spec = read(served);
+    expect(spec, {1, 0.562341332f, 0.0177827943f, 0.00017782794f});
+    EXPECT_EQ(spec.served_context, served > 0 ? served : 2048);
+    EXPECT_EQ(spec.longest_context, 8192u);
+    EXPECT_EQ(spec.rope_context, 0u);
+  }
+  const ModelSpec some = read(3000), most = read(8192);
+  expect(some, {1, 0.524302483f, 0.0108911432f, 6.21911895e-05f});
+  expect(most, {1, 0.473954976f, 0.00537229376f, 1.36790723e-05f});
+  EXPECT_EQ(some.rope_context, 3000u);
+  EXPECT_EQ(some.ropes[0].magnitude, 1);
+
+  std::vector<double> short_factors, long_factors;
+  for (int i = 0; i < 16; ++i) {
+    short_factors.push_back(1 + i / 16.0);
+    long_factors.push_back(1 + i);
+  }
+  config["max_position_embeddings"] = 131072;
+  config["rope_scaling"] = {{"rope_type", "longrope"},
+                            {"original_max_position_embeddings", 4096},
+                            {"short_factor", short_factors},
+                            {"long_factor", long_factors}};
+  for (const std::uint32_t served : {1u, 4096u}) {
+    const ModelSpec spec = read(served);
+    expect(spec, {1, 0.529262424f, 0.0123706395f, 9.17821599e-05f});
+    EXPECT_FLOAT_EQ(spec.ropes[0].magnitude, 1.19023807f);
+    EXPECT_EQ(spec.rope_context, 4096u);
+  }
+  for (const std::uint32_t served : {0u, 4097u}) {
+    const ModelSpec spec = read(served);
+    expect(spec, {1, 0.281170666f, 0.00222284929f, 1.11142463e-05f});
+    EXPECT_FLOAT_EQ(spec.ropes[0].magnitude, 1.19023807f);
+    EXPECT_EQ(spec.rope_context, 0u);
+  }
+  // A stated factor stands for the ratio of the contexts.
+  config["rope_scaling"]["factor"] = 4.0;
+  EXPECT_FLOAT_EQ(read(0).ropes[0].magnitude, 1.08012345f);
+}
+
 TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_EQ(Error(), "");
   EXPECT_THAT(ErrorWith("num_hidden_layers", 1 << 20),
@@ -122,8 +182,11 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_THAT(ErrorWith("model_type", "bert"), HasSubstr("architecture 'bert' is not supported"));
   EXPECT_THAT(ErrorWith("model_type", nullptr), HasSubstr("config.json has no model_type"));
   EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "yarn"}}), HasSubstr("factor is missing"));
-  EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "dynamic"}}),
-              HasSubstr("'dynamic' is not supported"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "dynamic"}}), HasSubstr("factor is missing"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "dynamic"}, {"factor", 0.5}}),
+              HasSubstr("factor = 0.5 is not in 1..1e+06"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "proportional"}}),
+              HasSubstr("'proportional' is not supported"));
   EXPECT_THAT(ErrorWith("vocab_size", 7), HasSubstr("vocab_size = 7 is not in"));
 }
 
@@ -242,7 +305,7 @@ TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
   changed["decoder"] = {{"type", "WordPiece"}};
   EXPECT_THAT(error(changed), HasSubstr("ByteLevel without such a decoder is not supported"));
   changed = good;
-  changed["added_tokens"][0]["id"] = 1 << 30;
+  changed["model"]["vocab"]["last"] = 1 << 30;
   EXPECT_THAT(error(changed), HasSubstr("has 1073741825 tokens, not 1.."));
   changed = good;
   changed["model"]["merges"].push_back(7);
@@ -291,6 +354,34 @@ TEST_F(HfCheckpointTest, KnownPatternsAndUnusedIds) {
   ASSERT_EQ(padded.tokens.size(), tokens + 2);
   EXPECT_EQ(padded.tokens.back(), absl::StrCat("[PAD", tokens + 1, "]"));
   EXPECT_EQ(padded.kinds.back(), TokenKind::kUnused);
+  EXPECT_EQ((*OpenCheckpoint(folder_))->token_count(), tokens);
+  // An id between others without a token counts.
+  tokenizer["added_tokens"].push_back(
+      {{"id", tokens + 1}, {"content", "<last>"}, {"special", true}});
+  EXPECT_EQ(read(R"(\p{N})").tokens[tokens], absl::StrCat("[PAD", tokens, "]"));
+  EXPECT_EQ((*OpenCheckpoint(folder_))->token_count(), tokens + 2);
+  // Added tokens beyond the rows are left out; all others are refused.
+  config["vocab_size"] = tokens;
+  Write("config.json", config);
+  EXPECT_EQ(read(R"(\p{N})").tokens.size(), tokens);
+  EXPECT_EQ(Error(), "");
+  tokenizer["model"]["vocab"]["last"] = tokens + 1;
+  tokenizer["added_tokens"].erase(tokenizer["added_tokens"].size() - 1);
+  EXPECT_EQ(read(R"(\p{N})").tokens.size(), tokens + 2);
+  EXPECT_THAT(Error(), HasSubstr(absl::StrCat("the tokenizer has ", tokens + 2, " tokens")));
+}
+
+TEST_F(HfCheckpointTest, RowsBeyondTheTokensBelongToNone) {
+  Json tokenizer = Read("tokenizer.json");
+  const std::size_t rows = testing::TinyModelOptions().vocab;
+  for (auto id = rows - 1; tokenizer["added_tokens"].back()["id"] == id && id > 310; --id) {
+    tokenizer["added_tokens"].erase(tokenizer["added_tokens"].size() - 1);
+  }
+  Write("tokenizer.json", tokenizer);
+  const auto spec = LoadSpec(**OpenCheckpoint(folder_));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->vocab, rows);
+  EXPECT_EQ(spec->tokens, 311u);
 }
 
 // The real tokenizer comes back as it was, but for what only GGUF says.

@@ -58,8 +58,8 @@ std::vector<TokenId> Greedy(const testing::TinyCase& tiny, const model::ModelSpe
   while (tokens.size() < tiny.greedy.size()) {
     Step(machine, {&s}, {s.tokens.size() - s.length});
     const std::vector<float>& logits = s.logits[s.length - 1];
-    tokens.push_back(
-        static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    const auto best = std::max_element(logits.begin(), logits.begin() + spec.tokens);
+    tokens.push_back(static_cast<TokenId>(best - logits.begin()));
     s.tokens.push_back(tokens.back());
   }
   return tokens;
@@ -70,7 +70,7 @@ class ArchitecturesTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
   const testing::TinyCase tiny = testing::ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
-  const auto spec = model::LoadSpec(*tiny.file);
+  const auto spec = model::LoadSpec(*tiny.file, tiny.served);
   ASSERT_TRUE(spec.ok()) << spec.status();
   Sequence whole = MakeSequence(tiny.ids.size(), spec->vocab, 1, 1);
   whole.tokens = tiny.ids;

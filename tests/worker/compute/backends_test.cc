@@ -595,7 +595,7 @@ Outcome RunDirectly(Backend& backend, const DirectLayer& layer, KvFormat format)
           .AddProjection(
               {.tensor = &layer.output.tensor, .split_ends = {32, kHidden}, .splits = {{0, 2}}})
           .value();
-  const VocabularyShards vocabulary(std::vector<IndexRange>{{0, kVocabulary}});
+  const VocabularyShards vocabulary(std::vector<IndexRange>{{0, kVocabulary}}, kVocabulary);
   const HeadHandle head = backend
                               .AddHead({.part = {&layer.head.tensor, {0, kVocabulary}},
                                         .shard = vocabulary.shard(0),

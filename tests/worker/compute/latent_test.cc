@@ -102,7 +102,7 @@ class QuantisedHeadsTest : public ::testing::Test {
       list << line << "\n";
     }
     list.close();
-    EXPECT_TRUE(testing::WriteMadeFolder(lists.path(), 3, folder.path()));
+    EXPECT_TRUE(testing::WriteMadeFolder(lists.path(), 3, 0, folder.path()));
     const auto made = model::OpenCheckpoint(folder.path());
     EXPECT_TRUE(made.ok()) << made.status();
     GgufManifest manifest = testing::ReadGgufManifest(from).value();

@@ -113,14 +113,16 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
     if (round % 6 == 3) row[Int(random, 0, vocab - 1)] = kNan;
     if (round % 6 == 5) row[Int(random, 0, vocab - 1)] = kInfinity;
     const auto shards = RandomShards(static_cast<std::uint32_t>(vocab), random);
-    const VocabularyShards vocabulary(shards);
+    // In a third of the rows the last logits belong to no token; these may be whole shards.
+    const int tokens = round % 3 == 2 ? Int(random, 1, vocab) : vocab;
+    const VocabularyShards vocabulary(shards, tokens);
     ASSERT_EQ(vocabulary.size(), shards.size());
 
     for (int draw = 0; draw < 12; ++draw) {
       SamplingParams sampling;
       sampling.temperature = draw % 2 == 0 ? 0.0f : 0.25f * static_cast<float>(draw);
       sampling.seed = random();
-      const auto known = RandomTokens(vocab, random), drafts = RandomTokens(vocab, random);
+      const auto known = RandomTokens(tokens, random), drafts = RandomTokens(tokens, random);
       TokenPosition position{.sequence = SequenceIndex(draw), .output_index = std::uint32_t(round)};
       if (draw >= 4) {
         const std::size_t prompt = known.size() / 2;
@@ -131,7 +133,7 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
         sampling.frequency_penalty = draw % 4 == 1 ? 0.75f : 0.0f;
         sampling.presence_penalty = draw % 4 == 1 ? -0.5f : 0.0f;
         for (int i = 0; draw % 4 == 2 && i < 300; ++i) {
-          sampling.logit_bias.push_back({Int(random, 0, vocab - 1), 9.0f});
+          sampling.logit_bias.push_back({Int(random, 0, tokens - 1), 9.0f});
         }
         if (draw % 4 == 3) position.banned = drafts;
       }
@@ -143,24 +145,25 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
             return ReduceRow(ops_, shard, logits, RequestOf(token_draw, logprobs.output_top),
                              token_draw.edits);
           });
-      ExpectEqual(SampleRow(ops_, row, token_draw, logprobs.output_top),
+      ExpectEqual(SampleRow(ops_, row, tokens, token_draw, logprobs.output_top),
                   ConcludeToken(sample, vocabulary, logprobs.output_top));
 
-      const TokenId token = Int(random, 0, vocab - 1);
+      const TokenId token = Int(random, 0, tokens - 1);
       const std::int32_t top = Int(random, -1, LogprobSpec::kMaxTop);
       const RowPartial known_token =
           Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
             RowRequest request{.top = top, .pick = RowRequest::Pick::kKnown, .token = token};
             return ReduceRow(ops_, shard, logits, request, {});
           });
-      ExpectEqual(RowLogprobs(ops_, row, token, top), ConcludeToken(known_token, vocabulary, top));
+      ExpectEqual(RowLogprobs(ops_, row, tokens, token, top),
+                  ConcludeToken(known_token, vocabulary, top));
 
       const auto count = static_cast<std::uint32_t>(Int(random, 1, BeamOptions::kMaxCandidates));
       const RowPartial candidates =
           Gather(row, shards, vocabulary, [&](const auto& shard, auto logits) {
             return ReduceRow(ops_, shard, logits, {.top = static_cast<std::int32_t>(count)}, {});
           });
-      ExpectEqual(RowCandidates(ops_, row, count),
+      ExpectEqual(RowCandidates(ops_, row, tokens, count),
                   ConcludeCandidates(candidates, vocabulary, count));
     }
   }
@@ -170,7 +173,8 @@ TEST(RowPartialsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
   const kernels::Ops& ops = kernels::GetOps(kernels::Isa::kReference);
   std::vector<float> row(3 * kChunk, -1.0f);
   row[2 * kChunk + 1] = row[kChunk + 7] = 2.0f;
-  const VocabularyShards vocabulary({{0, kChunk}, {kChunk, 2 * kChunk}, {2 * kChunk, 3 * kChunk}});
+  const VocabularyShards vocabulary({{0, kChunk}, {kChunk, 2 * kChunk}, {2 * kChunk, 3 * kChunk}},
+                                    3 * kChunk);
   RowPartial all;
   for (std::uint32_t i = 0; i < vocabulary.size(); ++i) {
     const auto logits = absl::MakeConstSpan(row).subspan(i * kChunk, kChunk);
@@ -193,7 +197,7 @@ TEST(RowPartialsOfOneRowTest, OfEqualLogitsTheLowestIdWins) {
 TEST(RowPartialsOfOneRowTest, WhereAllIsBannedNothingIsDrawn) {
   const kernels::Ops& ops = kernels::GetOps(kernels::Isa::kReference);
   const std::vector<float> row(kChunk + 2, 1.0f);
-  const VocabularyShards vocabulary({{0, kChunk}, {kChunk, kChunk + 2}});
+  const VocabularyShards vocabulary({{0, kChunk}, {kChunk, kChunk + 2}}, kChunk + 2);
   std::vector<TokenId> banned(kChunk + 2);
   for (std::size_t i = 0; i < banned.size(); ++i) banned[i] = static_cast<TokenId>(i);
   const auto draw = [&](absl::Span<const TokenId> all_but) {

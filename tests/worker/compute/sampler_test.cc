@@ -27,6 +27,8 @@ std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
   return row;
 }
 
+std::uint32_t Size(const std::vector<float>& row) { return static_cast<std::uint32_t>(row.size()); }
+
 // The kept tokens by the definition, with all tokens sorted and sums in double.
 struct Naive {
   std::vector<TokenId> kept;
@@ -119,7 +121,8 @@ class SamplerTest : public ::testing::TestWithParam<kernels::Isa> {
  protected:
   SampledToken Sample(const std::vector<float>& row, const SamplingParams& sampling,
                       LogprobSpec logprobs = {}, TokenPosition position = {}) {
-    const auto token = SampleRow(ops_, row, MakeDraw(sampling, position), logprobs.output_top);
+    const auto token =
+        SampleRow(ops_, row, Size(row), MakeDraw(sampling, position), logprobs.output_top);
     EXPECT_TRUE(token.ok()) << token.status();
     return token.value_or(SampledToken{.token = -1});
   }
@@ -255,7 +258,7 @@ TEST_P(SamplerTest, ChangedLogitsEqualTheNaiveReference) {
         Sample(NaiveChanged(row, p, prompt, all), plain, {.output_top = 2}, bare);
     ASSERT_EQ(sampled.token, expected.token) << "round " << round;
     ASSERT_EQ(sampled.top, Sample(row, plain, {.output_top = 2}, bare).top);
-    const auto known = RowLogprobs(ops_, row, sampled.token, 2);
+    const auto known = RowLogprobs(ops_, row, Size(row), sampled.token, 2);
     ASSERT_EQ(sampled, *known);
     changed += sampled.token != Sample(row, plain, {}, bare).token;
   }
@@ -348,7 +351,8 @@ TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
     const std::vector<TokenId> prompt = RandomTokens(50, 3001, random);
     const TokenPosition position{.prompt = prompt, .output = prompt};
     const LogprobSpec logprobs{.output_top = 20};
-    const auto expected = SampleRow(reference, row, MakeDraw(p, position), logprobs.output_top);
+    const auto expected =
+        SampleRow(reference, row, Size(row), MakeDraw(p, position), logprobs.output_top);
     ASSERT_TRUE(expected.ok());
     EXPECT_EQ(Sample(row, p, logprobs, position), *expected);
   }
@@ -439,13 +443,13 @@ TEST_P(SamplerTest, LogprobsAreOfTheRawLogits) {
     EXPECT_EQ(row[sampled.top[i].token], sorted[i]);
     EXPECT_NEAR(sampled.top[i].logprob, sorted[i] - std::log(total), 2e-6);
   }
-  const auto known = RowLogprobs(ops_, row, 17, 2);
+  const auto known = RowLogprobs(ops_, row, Size(row), 17, 2);
   ASSERT_TRUE(known.ok());
   EXPECT_EQ(known->token, 17);
   EXPECT_NEAR(known->logprob, row[17] - std::log(total), 2e-6);
   EXPECT_EQ(known->top.size(), 2u);
   EXPECT_EQ(known->top[0], sampled.top[0]);
-  EXPECT_TRUE(RowLogprobs(ops_, row, 17, LogprobSpec::kOff)->top.empty());
+  EXPECT_TRUE(RowLogprobs(ops_, row, Size(row), 17, LogprobSpec::kOff)->top.empty());
 }
 
 TEST_P(SamplerTest, ListsNoMoreThanThereIs) {
@@ -456,22 +460,56 @@ TEST_P(SamplerTest, ListsNoMoreThanThereIs) {
   EXPECT_EQ(masked.top[1].token, 0);
 }
 
+// The logits behind those of tokens count in log-probabilities, and in nothing else.
+TEST_P(SamplerTest, LogitsWithoutATokenAreNeverDrawn) {
+  const unsigned seed = 13;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<float> tokens = RandomRow(1500, random, 3);
+    std::vector<float> row = tokens;
+    for (const float logit : RandomRow(round < 20 ? 40 : 2000, random, 3)) {
+      row.push_back(logit + 20);
+    }
+    SamplingParams p{.temperature = round % 4 == 0 ? 0.0f : 1.5f, .seed = random()};
+    if (round % 8 == 1) p.top_k = 70;
+    if (round % 8 == 2) p.top_p = 0.9f;
+    if (round % 8 == 3) p.min_p = 0.1f;
+    if (round % 8 == 5) p.typical_p = 0.8f;
+    if (round % 8 == 6) p.repetition_penalty = 1.5f;
+    const std::vector<TokenId> prompt = RandomTokens(50, 1500, random);
+    const TokenPosition position{.prompt = prompt};
+    const auto drawn = SampleRow(ops_, row, Size(tokens), MakeDraw(p, position), 20);
+    ASSERT_TRUE(drawn.ok()) << drawn.status();
+    const SampledToken expected = Sample(tokens, p, {.output_top = 20}, position);
+    EXPECT_EQ(drawn->token, expected.token) << round;
+    const int size = static_cast<int>(row.size());
+    const float lse = *RowLogSumExp(ops_.softmax_stats(row.data(), size));
+    EXPECT_EQ(drawn->logprob, row[drawn->token] - lse);
+    ASSERT_EQ(drawn->top.size(), expected.top.size());
+    for (std::size_t i = 0; i < drawn->top.size(); ++i) {
+      EXPECT_EQ(drawn->top[i].token, expected.top[i].token);
+      EXPECT_EQ(drawn->top[i].logprob, row[drawn->top[i].token] - lse);
+    }
+  }
+}
+
 TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
   for (const float bad : {kNan, -kNan, kInfinity}) {
     for (const int at : {0, 15, 1023, 1024, 1499}) {
       std::vector<float> row(1500, 0.5f);
       row[at] = bad;
       for (const float temperature : {0.0f, 1.0f}) {
-        const auto token =
-            SampleRow(ops_, row, MakeDraw({.temperature = temperature, .top_p = 0.9f}, {}), 0);
+        const auto token = SampleRow(ops_, row, Size(row),
+                                     MakeDraw({.temperature = temperature, .top_p = 0.9f}, {}), 0);
         EXPECT_TRUE(absl::IsInternal(token.status())) << bad << " at " << at;
       }
-      EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, 3, 0).status()));
+      EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, Size(row), 3, 0).status()));
     }
   }
   for (const float bad : {kNan, -kInfinity}) {
     const std::vector<float> row(2000, bad);
-    EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, MakeDraw({}, {}), 0).status()));
+    EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, Size(row), MakeDraw({}, {}), 0).status()));
   }
 }
 

@@ -15,15 +15,18 @@
 namespace flotilla::worker {
 
 // The `count` most likely tokens with their log-probabilities, best first; of equal ones the lower
-// id comes first. Fewer if fewer are above -infinity.
+// id comes first. Fewer if fewer are above -infinity. The first `tokens` logits belong to tokens.
 inline absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops& ops,
                                                              absl::Span<const float> logits,
+                                                             std::uint32_t tokens,
                                                              std::int64_t count) {
   const int size = static_cast<int>(logits.size());
   const auto lse = RowLogSumExp(ops.softmax_stats(logits.data(), size));
   if (!lse.ok()) return lse.status();
-  std::vector<kernels::TokenScore> best(std::clamp<std::int64_t>(count, 0, size));
-  if (!best.empty()) ops.top_n(logits.data(), size, static_cast<int>(best.size()), best.data());
+  std::vector<kernels::TokenScore> best(std::clamp<std::int64_t>(count, 0, tokens));
+  if (!best.empty()) {
+    ops.top_n(logits.data(), static_cast<int>(tokens), static_cast<int>(best.size()), best.data());
+  }
   std::vector<TopLogprob> candidates;
   for (const kernels::TokenScore& entry : best) {
     if (!(entry.score > -std::numeric_limits<float>::infinity())) break;
@@ -34,9 +37,10 @@ inline absl::StatusOr<std::vector<TopLogprob>> RowCandidates(const kernels::Ops&
 
 // The log-probability of `token`, which is known, and the `top` best tokens.
 inline absl::StatusOr<SampledToken> RowLogprobs(const kernels::Ops& ops,
-                                                absl::Span<const float> logits, TokenId token,
+                                                absl::Span<const float> logits,
+                                                std::uint32_t tokens, TokenId token,
                                                 std::int32_t top) {
-  auto best = RowCandidates(ops, logits, top);
+  auto best = RowCandidates(ops, logits, tokens, top);
   if (!best.ok()) return best.status();
   const auto stats = ops.softmax_stats(logits.data(), static_cast<int>(logits.size()));
   return SampledToken{

@@ -287,7 +287,7 @@ absl::StatusOr<HeadHandle> WeightSource::AddHead() const {
   const auto tensor = Find(model::HeadRole(spec_), 0);
   if (!tensor.ok()) return tensor.status();
   HeadSource source{.part = {.tensor = *tensor, .rows = shard().vocab},
-                    .shard = ShardVocabulary(shards_, shape_).shard(rank_ % shape_.tensor),
+                    .shard = ShardVocabulary(spec_, shards_, shape_).shard(rank_ % shape_.tensor),
                     .vocabulary = spec_.vocab,
                     .bias = {},
                     .factor = spec_.logit_factor,

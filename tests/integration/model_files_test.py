@@ -1,0 +1,98 @@
+"""One model in several containers: a Hugging Face folder in bf16, a BF16 GGUF file, and that file in
+three parts. All give the same bits, with one rank and with two. The ranks of the folder keep its
+weights once, in their 2 bytes.
+
+The model is tiny; in the long run it is the default model, too, whose weights are rounded to bf16.
+"""
+
+import itertools
+import json
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+
+import pytest
+
+from flotilla_server import LONG, MODEL, SANITIZED, Fleet, binary, model_path
+
+PROMPTS = "The capital of France is", "def add(a, b):\n    return"
+PATHS = {"folder": "folder", "GGUF": "model.gguf", "parts": "parts-00001-of-00003.gguf"}
+RANKS = 1, 2
+# Few blocks and positions, since the memory of KV blocks grows with the layers, too.
+FLAGS = "--kv-blocks", "24", "--max-model-len", "128", "--threads", "1"
+MOST_RESIDENT = 1.05
+
+
+@pytest.fixture(params=["tiny", "default"], scope="module")
+def models(request, tmp_path_factory):
+    """The kind of the model, and a folder with its files."""
+    if request.param == "default" and (not LONG or SANITIZED):
+        pytest.skip("takes a minute and 1 GB of disk")
+    folder = tmp_path_factory.mktemp(request.param)
+    tool = pathlib.Path(binary()).parents[1] / "tests/support/write_models"
+    source = model_path() if request.param == "default" else "tiny"
+    subprocess.run([tool, source, folder], check=True)
+    yield request.param, folder
+    shutil.rmtree(folder)
+
+
+def resident_bytes(pids):
+    """What these processes have in memory for themselves, and of files."""
+    pages = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    return sum(1024 * int(re.search(rf"{name}:\s+(\d+) kB", page)[1])
+               for page in pages for name in ("RssAnon", "RssFile"))
+
+
+def serve(path, ranks, directory, monkeypatch):
+    """The answers to the prompts, with log-probabilities, and the resident bytes of the ranks when
+    they are ready."""
+    monkeypatch.setenv("FLOTILLA_MODEL", str(path))
+    directory.mkdir()
+    with Fleet(directory, extra={"worker": [*FLAGS, "--tp", str(ranks)]}) as fleet:
+        pids, _ = fleet.worker.members()
+        assert len(pids) == ranks
+        resident = resident_bytes(pids)
+        answers = []
+        for prompt in PROMPTS:
+            answer = fleet.http.post("/v1/completions", json=dict(
+                model=MODEL, prompt=prompt, temperature=0, max_tokens=6, logprobs=5, echo=True,
+                return_token_ids=True))
+            assert answer.status_code == 200, answer.text
+            answers += [(one["text"], one["token_ids"], one["logprobs"])
+                        for one in answer.json()["choices"]]
+        return answers, resident
+
+
+def layer_bytes(folder):
+    """The bytes of the layers but the first in the safetensors files of a folder."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as data:
+            size, = struct.unpack("<Q", data.read(8))
+            header = json.loads(data.read(size))
+        for name, tensor in header.items():
+            if re.match(r"model\.layers\.(?!0\.)", name):
+                begin, end = tensor["data_offsets"]
+                total += end - begin
+    return total
+
+
+def test_every_container_gives_the_same_bits_and_keeps_two_bytes(models, tmp_path, monkeypatch):
+    kind, folder = models
+    answers, resident = {}, {}
+    for (name, file), ranks in itertools.product(PATHS.items(), RANKS):
+        answers[name, ranks], resident[name, ranks] = serve(
+            folder / file, ranks, tmp_path / f"{name}-{ranks}", monkeypatch)
+    for case, answer in answers.items():
+        assert answer == answers["folder", 1], case
+    if kind == "tiny":
+        return
+    for ranks in RANKS:
+        _, one_layer = serve(folder / "one_layer", ranks, tmp_path / f"one_layer-{ranks}", monkeypatch)
+        for name in PATHS:
+            ratio = (resident[name, ranks] - one_layer) / layer_bytes(folder / "folder")
+            print(f"{name}, {ranks} ranks: {ratio:.3f} times the layers of the folder")
+            # 0.8: the weights are there at all.
+            assert 0.8 <= ratio <= MOST_RESIDENT, (name, ranks)
