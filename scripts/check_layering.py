@@ -101,7 +101,7 @@ NAMESPACES = {folder: "flotilla::" + folder for folder in
 NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
-HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/"),
+HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
           "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
           "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "tests/worker/"),
           "model/weights/": ("model/weights/", "model/tensor.cc", "tests/model/"),
