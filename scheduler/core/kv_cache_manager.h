@@ -60,7 +60,7 @@ class KvCacheManager {
   // to use the latter when this request has given them back.
   std::uint64_t SecureBlocks(const std::vector<const Sequence*>& sequences) const;
   // The blocks of its longest hit, in the order in which Store takes them: none if a window group
-  // lacks one.
+  // lacks one, or if there are no tiers.
   std::vector<BlockId> BlocksToStore(const Sequence& sequence) const;
   // What it takes to compute a block of one group, if `block_ns` computes a block of tokens.
   std::int64_t RecomputeNs(std::int64_t block_ns) const { return block_ns / full_groups_; }

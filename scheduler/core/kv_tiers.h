@@ -28,8 +28,6 @@ class KvTiers {
 
   bool any() const { return !stores_.empty(); }
   const KvTier& tier(std::uint32_t tier) const { return stores_[tier].tier; }
-  // The number of tiers.
-  std::size_t size() const { return stores_.size(); }
   // What a copy to a tier costs that must be cheaper than to compute the block again: to read it
   // back, if it is written while nobody waits for its block; else to write it and read it back.
   enum class Cost : std::uint8_t { kReadBack, kWriteAndReadBack };

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/rt/cpu_quota.h"
 #include "common/types/kv_needs.h"
-#include "model/kv_groups.h"
 #include "model/load_spec.h"
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/compute/draft_model.h"
