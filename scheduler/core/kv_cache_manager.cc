@@ -73,6 +73,7 @@ KvCacheManager::Growth KvCacheManager::MostGrowth(std::uint64_t tokens) const {
 }
 
 std::uint64_t KvCacheManager::WindowRoom(const Sequence& sequence) const {
+  if (!has_windows()) return 0;
   const Holding& holding = Of(sequence);
   std::uint64_t room = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -275,12 +276,13 @@ KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const
 bool KvCacheManager::WillPublish(const Sequence& other, const Request& others,
                                  const Sequence& sequence, const Request& request,
                                  const Match& match) const {
+  if (index_ == nullptr || other.state != SequenceState::kPrefill || request.wants_prompt_rows()) {
+    return false;
+  }
   const std::uint32_t next = match.blocks;
   const Holding& holding = Of(other);
-  if (index_ == nullptr || request.wants_prompt_rows() ||
-      next >= ReusableBlocks(sequence, request) || other.state != SequenceState::kPrefill ||
-      holding.indexed_blocks != next || holding.indexed != match.node ||
-      others.cache_scope != request.cache_scope ||
+  if (next >= ReusableBlocks(sequence, request) || holding.indexed_blocks != next ||
+      holding.indexed != match.node || others.cache_scope != request.cache_scope ||
       std::uint64_t{next + 1} * block_tokens() > other.prefill_tokens) {
     return false;
   }

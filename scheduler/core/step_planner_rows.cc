@@ -48,10 +48,11 @@ std::uint64_t StepPlanner::PeakBlocksWith(const Request& request) {
     }
     std::sort(expected_->begin(), expected_->end(), shorter);
   }
-  std::vector<ExpectedOutput> all = *expected_;
-  AddExpected(request, all);
-  std::inplace_merge(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(expected_->size()),
-                     all.end(), shorter);
+  std::vector<ExpectedOutput> more;
+  AddExpected(request, more);
+  std::sort(more.begin(), more.end(), shorter);
+  std::vector<ExpectedOutput> all(expected_->size() + more.size());
+  std::merge(expected_->begin(), expected_->end(), more.begin(), more.end(), all.begin(), shorter);
   return PeakBlocks(all, [this](std::uint64_t t) { return state_.epoch->kv.MostGrowth(t); });
 }
 
