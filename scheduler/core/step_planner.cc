@@ -27,6 +27,7 @@ PlanOutcome StepPlanner::Make() {
   plan_.epoch = epoch.epoch;
   plan_.step = Step(epoch.last_step.value() + 1);
 
+  if (!epoch.kv.can_fork()) ForgetForks();
   Choose();
   if (isolated_.has_value() && state_.description->lag > 1 && !epoch.in_flight.empty()) {
     return {.stall = StallReason::kResults};
@@ -84,6 +85,17 @@ PlanOutcome StepPlanner::Make() {
   state_.counters.prefix_waits += waits_for_prefix_;
   state_.counters.evictions += epoch.kv.TakeEvictions();
   return {.plan = std::move(plan_)};
+}
+
+// Sequences that were to fork compute all of their rows, so what may run is chosen with that in
+// mind.
+void StepPlanner::ForgetForks() {
+  for (const TableIndex index : state_.running) {
+    Sequence& sequence = state_.sequences[index];
+    if (sequence.open() || !sequence.fork.parent.has_value()) continue;
+    sequence.fork = ForkPlan{};
+    state_.UpdateOutstanding(sequence);
+  }
 }
 
 // In a pipeline several steps are under way at once. A death in an isolated step says whose rows
@@ -376,11 +388,7 @@ std::uint64_t StepPlanner::OpenNeeds(const PendingOpen& open) const {
 std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
                                                               std::uint64_t blocks) {
   KvCacheManager& kv = state_.epoch->kv;
-  Sequence& sequence = state_.sequences[index];
-  if (!kv.can_fork()) {
-    sequence.fork = ForkPlan{};
-    state_.UpdateOutstanding(sequence);
-  }
+  const Sequence& sequence = state_.sequences[index];
   PendingOpen open{.index = index, .begin = 0, .rows = 0, .match = {}};
   std::uint32_t begin = sequence.fork.length;
   const bool forks = sequence.fork.parent.has_value();

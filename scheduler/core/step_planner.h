@@ -64,6 +64,8 @@ class StepPlanner {
     KvCacheManager::Match match;
   };
 
+  // Where the group cannot fork: sequences that are not open do not plan to.
+  void ForgetForks();
   bool IsolatedStepInPipeline() const;
   bool DueInThisStep(const Sequence& sequence) const;
   // Chooses whether the step is isolated or shared, and assesses what can run in it.

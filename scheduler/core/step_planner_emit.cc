@@ -230,6 +230,7 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   CountOvertaken(request);
   NoteStarted(admission.request);
   expected_.reset();
+  reserved_requests_ |= request.reserves();
   state_.AdmitRequest(admission.request);
   const TableIndex first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];

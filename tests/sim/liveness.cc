@@ -116,8 +116,10 @@ bool Liveness::MayShareAPrefix(const Seen& a, const Seen& b) const {
                     y.prompt.begin());
 }
 
-std::uint64_t Liveness::Blocks(std::uint32_t prompt_tokens, std::uint32_t outputs) const {
-  return scheduler::MostBlocks({.prompt_tokens = prompt_tokens, .max_tokens = outputs}, group_);
+std::uint64_t Liveness::Blocks(std::uint32_t prompt_tokens, std::uint32_t outputs,
+                               std::uint32_t width) const {
+  return scheduler::MostBlocks(
+      {.prompt_tokens = prompt_tokens, .max_tokens = outputs, .width = width}, group_);
 }
 
 std::uint64_t Liveness::Wants(const Seen& seen) const {
@@ -128,7 +130,9 @@ std::uint64_t Liveness::Wants(const Seen& seen) const {
   const bool predicts = options_.expected_output_permille > 0 || Protection(seen) > 0;
   const std::uint32_t outputs =
       predicts || request.beam.has_value() ? request.stop.max_tokens : Delivered(*seen.client) + 1;
-  const std::uint64_t most = Width(seen) * (Blocks(prompt, outputs) + more);
+  std::uint64_t most = Width(seen) * (Blocks(prompt, outputs, 1) + more);
+  // What is reserved for several sequences counts no window as saved.
+  if (Protection(seen) > 0) most = std::max(most, Blocks(prompt, outputs, Width(seen)));
   return most - std::min(most, seen.blocks);
 }
 

@@ -75,7 +75,8 @@ class Liveness {
   bool IsClear(const Seen& seen) const;
   bool SurelyBefore(const Seen& a, const Seen& b) const;
   bool MayShareAPrefix(const Seen& a, const Seen& b) const;
-  std::uint64_t Blocks(std::uint32_t prompt_tokens, std::uint32_t outputs) const;
+  std::uint64_t Blocks(std::uint32_t prompt_tokens, std::uint32_t outputs,
+                       std::uint32_t width) const;
   // The blocks that the scheduler may want to be free for the request, in addition to those that it
   // has.
   std::uint64_t Wants(const Seen& seen) const;
