@@ -166,7 +166,10 @@ std::int64_t CoreState::QuickestNs(const Request& request, std::uint64_t cached_
   prompt.AddChunk(cached_tokens, tokens);
   const std::int64_t ns = forecast.PrefillPartNs(prompt) +
                           DecodesNs(prompt_steps + outputs - (prompt_steps > 0), longest, others);
-  return forecast.steps().QuickestNs(std::min(ns, StepTimeModel::kMostNs), std::min(tokens, rows));
+  StepShape last;
+  const std::uint64_t last_rows = std::min(tokens, rows);
+  last.AddChunk(cached_tokens + tokens - last_rows, last_rows);
+  return forecast.steps().QuickestNs(std::min(ns, StepTimeModel::kMostNs), last);
 }
 
 bool CoreState::SurelyLate(const Request& request) {

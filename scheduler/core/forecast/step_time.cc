@@ -75,11 +75,13 @@ std::int64_t StepTimeModel::QuantileNs(const StepShape& shape, std::uint32_t per
   return static_cast<std::int64_t>(std::clamp<Wide>(PredictNs(shape) * ratio / kOne, 1, kMostNs));
 }
 
-std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, std::uint64_t chunk_rows) const {
+std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, const StepShape& largest) const {
   constexpr std::uint64_t kFew = 16;
   if (steps_ < kFew) return 0;
-  if (chunk_rows > 4 * most_prefill_rows_) return ns / 4;  // the model extrapolates
-  constexpr std::uint32_t kLow = 100;                      // permille
+  const bool extrapolates = largest.prefill_rows > 4 * most_prefill_rows_ ||
+                            largest.prefill_context > 4 * most_prefill_context_;
+  if (extrapolates) return ns / 4;
+  constexpr std::uint32_t kLow = 100;  // permille
   const std::uint64_t least = std::min(ratios_[0].Quantile(kLow), ratios_[1].Quantile(kLow));
   const auto ratio = std::min<std::int64_t>(static_cast<std::int64_t>(least), kOne);
   // The mean of many steps varies less than one step does, but a model of a few terms is off by
@@ -197,6 +199,7 @@ void StepTimeModel::Observe(const StepShape& shape, std::int64_t ns) {
   ++steps_;
   since_decodes_alone_ = prefill ? since_decodes_alone_ + 1 : 0;
   most_prefill_rows_ = std::max(most_prefill_rows_, shape.prefill_rows);
+  most_prefill_context_ = std::max(most_prefill_context_, shape.prefill_context);
   NoticeChange(static_cast<std::int64_t>(ratio));
 }
 

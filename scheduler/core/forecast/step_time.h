@@ -59,10 +59,10 @@ class StepTimeModel {
   std::int64_t PredictNs(const StepShape& shape) const;
   // The time that `permille` of the steps of such a shape do not exceed.
   std::int64_t QuantileNs(const StepShape& shape, std::uint32_t permille) const;
-  // `ns`, which was predicted for steps with chunks of `chunk_rows`, less all that the model may be
-  // wrong: nearly every step takes longer. 0 for the first steps, and a quarter for chunks that
-  // are far larger than all that were seen.
-  std::int64_t QuickestNs(std::int64_t ns, std::uint64_t chunk_rows) const;
+  // `ns`, which was predicted for steps with chunks up to `largest`, less all that the model may be
+  // wrong: nearly every step takes longer. 0 for the first steps, and a quarter for chunks with far
+  // more rows or context than all that were seen.
+  std::int64_t QuickestNs(std::int64_t ns, const StepShape& largest) const;
   // A time that a step keeps to if it is expected to. Where the target is `strict`, the step also
   // exceeds it by a tenth in one of twenty cases at most.
   struct Target {
@@ -109,8 +109,8 @@ class StepTimeModel {
   std::array<Equations, 2> equations_{};  // of decodes alone; with prefill
   std::array<Ratios, 2> ratios_;          // the same
   std::uint64_t steps_ = 0;
-  std::uint64_t most_prefill_rows_ = 0;    // of a step
-  std::uint64_t since_decodes_alone_ = 0;  // steps with prefill in a row
+  std::uint64_t most_prefill_rows_ = 0, most_prefill_context_ = 0;  // of a step
+  std::uint64_t since_decodes_alone_ = 0;                           // steps with prefill in a row
   std::int64_t side_ = 0;     // the last steps in a row that were too long (> 0) or too short
   std::int64_t nearest_ = 0;  // the ratio of the one of them that was least off
 };
