@@ -270,6 +270,18 @@ TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
               HasSubstr("'nosuch' is not supported; supported: default, gpt-2, phi-2"));
 }
 
+TEST(Tokenizer, OtherKindsAreRefusedByName) {
+  for (const char* kind : {"gemma4", "rwkv", "plamo2", ""}) {
+    TokenizerBundle bundle;
+    bundle.kind = kind;
+    const absl::Status status = Tokenizer::Create(bundle).status();
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_EQ(status.message(),
+              absl::StrCat("tokenizer model '", kind,
+                           "' is not supported; supported: bert, gpt2, llama, t5"));
+  }
+}
+
 // Accents in any order are normalised as by ICU alone. A megabyte of accents takes little time; ICU
 // alone took hours.
 TEST(Tokenizer, LongRunsOfMarksAreNormalisedAsIcuWould) {
