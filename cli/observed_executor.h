@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "common/types/executor.h"
 
 namespace flotilla::cli {

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "model/text/detokenizer.h"
 #include "router/core/best_of.h"
 #include "router/core/request_tracker.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "simulator/run_record.h"

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "router/grpc/codec.h"

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <utility>
 
 #include "flotilla/v1/inference.pb.h"
 #include "router/grpc/codec.h"

@@ -6,8 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "router/http/exchange.h"
 #include "router/http/openai_answer.h"
 #include "router/http/openai_request.h"

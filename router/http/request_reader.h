@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>

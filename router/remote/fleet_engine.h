@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "common/types/engine.h"
 #include "router/remote/fleet.h"
 

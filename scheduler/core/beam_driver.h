@@ -6,6 +6,8 @@
 // is dropped. ResultApplier uses the driver; one thread.
 #pragma once
 
+#include <vector>
+
 #include "scheduler/core/core_state.h"
 
 namespace flotilla::scheduler {

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/types/digest.h"
 #include "common/types/executor.h"
 #include "common/types/kv_needs.h"

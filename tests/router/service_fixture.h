@@ -14,6 +14,8 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "model/checkpoint.h"
 #include "model/text/tokenizer.h"

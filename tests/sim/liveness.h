@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "scheduler/core/scheduler_core.h"
 #include "tests/sim/sim_client.h"
 

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "scheduler/core/scheduler_core.h"
 #include "tests/sim/liveness.h"
 #include "tests/sim/plan_hash.h"

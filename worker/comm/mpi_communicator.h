@@ -15,6 +15,7 @@
 #include <deque>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/rt/aligned_buffer.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/exchange.h"

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/exchange.h"
 #include "worker/comm/limits.h"

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kernels/ops.h"
 #include "worker/compute/decoder/decoder.h"
 #include "worker/core/proposer.h"

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/rt/clock.h"
 #include "model/checkpoint.h"
 #include "worker/core/group_state.h"

@@ -2,8 +2,10 @@
 // field, edges of their ranges more often than chance would have them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/types/plan.h"
 #include "proto/codec/engine.h"

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -12,6 +13,8 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
 #include "model/checkpoint.h"

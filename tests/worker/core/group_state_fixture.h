@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/status/statusor.h"
 #include "tests/support/plan_builder.h"
 #include "worker/core/group_state.h"
 

@@ -15,6 +15,9 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/rt/aligned_buffer.h"
 #include "kernels/ops.h"
 #include "kernels/rope_table.h"
