@@ -95,6 +95,28 @@ TEST_F(QuarantineTest, TheOneThatKillsIsFailedAndAllOthersAreServed) {
   EXPECT_GT(counters.quarantine_releases, 0u);
 }
 
+// Sequences cannot be forked where a group has state, so each beam computes all of its rows again,
+// in isolated steps. The first one waits for the others.
+TEST(QuarantineOfBeams, GoOnWhereTheyCannotBeForked) {
+  ExecutorDescription group = Group();
+  group.groups.push_back({.kind = KvGroup::Kind::kState});
+  CoreHarness harness({}, group);
+  TokenizedRequest request = CoreHarness::Request(1, 20, 12);
+  request.beam = BeamOptions{.beams = 2};
+  request.sequences = 2;
+  harness.core.Submit(0, request);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  while (harness.core.OpenSequences().size() < 2) {
+    harness.Answer();
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  }
+  harness.core.Lost(harness.epoch(), {harness.plans.back().step});
+  harness.Restart();
+  harness.RunAll();
+  ASSERT_TRUE(harness.EndOf(1).has_value());
+  EXPECT_TRUE(harness.EndOf(1)->status.ok()) << harness.EndOf(1)->status;
+}
+
 TEST_F(QuarantineTest, OneThatKillsAloneFromTheStartIsFoundToo) {
   harness.Submit(1, 20, 12);
   EXPECT_EQ(RunWithKiller(1), 3);

@@ -250,7 +250,7 @@ TEST(Simulation, SeedsThatFailedOnceHold) {
   for (const std::uint64_t seed :
        {1241u, 1876u, 3575u, 3774u, 4307u, 9173u, 11011u, 22839u, 28717u, 31025u, 42573u}) {
     Simulation simulation(seed);
-    EXPECT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "seed " << seed;
+    EXPECT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
   }
 }
 
