@@ -13,6 +13,8 @@ namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxTokens = 1 << 20;
+// The most ids below the largest one that no token has, unless the model has rows for them.
+constexpr uint64_t kMaxUnusedIds = 1 << 16;
 
 const Json& At(const Json& object, const char* name) { return JsonAt(object, name); }
 std::string_view Text(const Json& value) { return JsonText(value); }
@@ -362,6 +364,11 @@ class Reader {
         has_rows && files_.rows > 0 ? files_.rows : CountTokens(files_.tokenizer);
     if (count == 0 || count > kMaxTokens) {
       return Fail(InvalidArgument("tokenizer.json has ", count, " tokens, not 1..", kMaxTokens));
+    }
+    const uint64_t listed = vocabulary.size() + (added.is_array() ? added.size() : 0);
+    if (count != files_.rows && count > listed + kMaxUnusedIds) {
+      return Fail(InvalidArgument("tokenizer.json has ids up to ", count - 1, " for ", listed,
+                                  " tokens; at most ", kMaxUnusedIds, " ids may be unused"));
     }
     bundle_.tokens.assign(count, {});
     bundle_.kinds.assign(count, TokenKind::kNormal);

@@ -307,6 +307,9 @@ TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
   changed = good;
   changed["model"]["vocab"]["last"] = 1 << 30;
   EXPECT_THAT(error(changed), HasSubstr("has 1073741825 tokens, not 1.."));
+  changed["model"]["vocab"]["last"] = 1 << 17;
+  EXPECT_THAT(error(changed), HasSubstr("has ids up to 131072 for"));
+  EXPECT_THAT(error(changed), HasSubstr("at most 65536 ids may be unused"));
   changed = good;
   changed["model"]["merges"].push_back(7);
   EXPECT_THAT(error(changed), HasSubstr("is neither a string nor two"));
