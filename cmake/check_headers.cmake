@@ -1,8 +1,9 @@
 # Target check_headers: every header compiles alone. A header with a source of its own name is
 # checked by that source, which includes it before anything else (scripts/check_layering.py
-# holds sources to that), unless its folder has a precompiled header in front, as those of
-# tests have. Each other header gets a source of a single #include, built like any other
-# source, so that only headers that changed are compiled again.
+# holds sources to that), unless a precompiled header with gRPC or GoogleTest is in front. Each
+# other header gets a source of a single #include, built like any other source, so that only
+# headers that changed are compiled again. The precompiled header of the standard library and
+# Abseil hides nothing: scripts/check_includes.py looks for what it holds.
 function(flotilla_check_headers)
   file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
     common/*.h model/*.h kernels/*.h worker/*.h scheduler/*.h simulator/*.h proto/*.h router/*.h rpc/*.h
@@ -18,15 +19,21 @@ function(flotilla_check_headers)
     endif()
     set(source ${PROJECT_BINARY_DIR}/check_headers/${header}.cc)
     file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${header}\"\n" @ONLY)
-    if(header MATCHES "^kernels/cpu/.*avx512")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${FLOTILLA_AVX512_FLAGS}")
-    elseif(header MATCHES "^kernels/")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${FLOTILLA_AVX2_FLAGS}")
+    if(header MATCHES "^kernels/")
+      set(options ${FLOTILLA_AVX2_FLAGS})
+      if(header MATCHES "^kernels/cpu/.*avx512")
+        set(options ${FLOTILLA_AVX512_FLAGS})
+      endif()
+      set_source_files_properties(${source} PROPERTIES
+        COMPILE_OPTIONS "${options}" SKIP_PRECOMPILE_HEADERS TRUE)
     endif()
     list(APPEND sources ${source})
   endforeach()
   add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${sources})
   get_property(libraries GLOBAL PROPERTY FLOTILLA_LIBRARIES)
   target_link_libraries(check_headers PRIVATE ${libraries})
-  target_compile_options(check_headers PRIVATE -O0 -Wno-unused-function -Wno-unused-variable)
+  target_compile_options(check_headers PRIVATE -pthread -Wno-unused-function -Wno-unused-variable)
+  if(TARGET flotilla_headers)
+    target_precompile_headers(check_headers REUSE_FROM flotilla_headers)
+  endif()
 endfunction()
