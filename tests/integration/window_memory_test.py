@@ -1,153 +1,184 @@
-"""What windows save, measured at a running server: a model like Gemma 3, with a window of 512 in five
-of six layers, and its twin whose layers all keep every position. Both are Hugging Face folders with
-random weights.
+"""A model whose layers keep a window takes little KV memory in a real server, and the prefix cache
+finds an earlier part of its prompts.
+
+The model has Gemma 3's shape with random weights: a window of 512, and one layer in six keeps every
+position. It is compared with a twin whose layers all keep every position. A block holds 16 tokens
+of the layers of one KV group: of two layers in the model, which has six groups, and of all twelve
+in the twin, which has one. So the tests compare blocks times layers of a block. Bytes are
+proportional to that, since all layers have the same KV heads. `flotilla inspect` says how many
+layers a block has.
 """
 
+import array
+import contextlib
 import json
-import pathlib
+import math
 import random
 import re
 import struct
 import subprocess
-import threading
 
-import httpx
 import pytest
 
-from flotilla_server import MODEL, SANITIZED, Server, binary
+from flotilla_server import MODEL, Server, binary
 
-LAYERS, HIDDEN, FFN, HEADS, HEAD_DIM = 12, 64, 128, 2, 32
-CONTEXT, WINDOW = 8192, 512
-ANSWER = 32
-MOST_BLOCKS = 0.30
-MOST_COMPUTED = 0.05
-
-
-def byte_characters():
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
+LAYERS, HIDDEN, FFN, HEADS, HEAD_DIM, VOCABULARY = 12, 64, 96, 2, 16, 256
+WINDOW, CONTEXT, BLOCK = 512, 65536, 16
+LENGTH = 8192  # of a prompt with its answer
+ANSWER = 64
+PROMPT = random.Random(1).choices(range(3, VOCABULARY), k=LENGTH - ANSWER)
+FLAGS = "--threads", "1", "--kv-blocks"
+LARGE_POOL = *FLAGS, "16384"
+MOST_MEMORY, MOST_COMPUTED = 0.30, 0.05
+KINDS = {"windows": {"sliding_window_pattern": 6},
+         "full": {"layer_types": ["full_attention"] * LAYERS}}
 
 
-def write_tokenizer(folder):
-    vocabulary = {character: index for index, character in enumerate(byte_characters())}
-    (folder / "tokenizer.json").write_text(json.dumps({
-        "version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
-        "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}))
-    (folder / "tokenizer_config.json").write_text("{}")
-
-
-def tensors():
-    """(name, shape) of all tensors."""
-    width = HEADS * HEAD_DIM
-    yield "model.embed_tokens.weight", (256, HIDDEN)
-    yield "model.norm.weight", (HIDDEN,)
+def weight_shapes():
+    yield "embed_tokens", (VOCABULARY, HIDDEN)
+    yield "norm", (HIDDEN,)
     for layer in range(LAYERS):
-        shapes = {
-            "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
-            "pre_feedforward_layernorm": (HIDDEN,), "post_feedforward_layernorm": (HIDDEN,),
-            "self_attn.q_norm": (HEAD_DIM,), "self_attn.k_norm": (HEAD_DIM,),
-            "self_attn.q_proj": (width, HIDDEN), "self_attn.k_proj": (HEAD_DIM, HIDDEN),
-            "self_attn.v_proj": (HEAD_DIM, HIDDEN), "self_attn.o_proj": (HIDDEN, width),
-            "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN),
-            "mlp.down_proj": (HIDDEN, FFN)}
-        for name, shape in shapes.items():
-            yield f"model.layers.{layer}.{name}.weight", shape
+        for name, *shape in (
+                ("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN),
+                ("pre_feedforward_layernorm", HIDDEN), ("post_feedforward_layernorm", HIDDEN),
+                ("self_attn.q_norm", HEAD_DIM), ("self_attn.k_norm", HEAD_DIM),
+                ("self_attn.q_proj", HEADS * HEAD_DIM, HIDDEN),
+                ("self_attn.k_proj", HEAD_DIM, HIDDEN), ("self_attn.v_proj", HEAD_DIM, HIDDEN),
+                ("self_attn.o_proj", HIDDEN, HEADS * HEAD_DIM),
+                ("mlp.gate_proj", FFN, HIDDEN), ("mlp.up_proj", FFN, HIDDEN),
+                ("mlp.down_proj", HIDDEN, FFN)):
+            yield f"layers.{layer}.{name}", tuple(shape)
 
 
-def write_model(folder, windows):
-    """A folder whose layers all keep every position unless `windows`."""
+def write_folder(folder, kind):
+    """Writes the model or its twin as a Hugging Face folder. Both have the same weights."""
     folder.mkdir()
-    kinds = ["sliding_attention" if windows and (layer + 1) % 6 else "full_attention"
-             for layer in range(LAYERS)]
     (folder / "config.json").write_text(json.dumps({
-        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 256,
-        "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": 1, "head_dim": HEAD_DIM,
-        "query_pre_attn_scalar": HEAD_DIM, "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 2 * CONTEXT, "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4, "sliding_window": WINDOW, "layer_types": kinds,
-        "tie_word_embeddings": True, "eos_token_id": 0}))
-    write_tokenizer(folder)
-    draw, header, data = random.Random(1), {}, bytearray()
-    for name, shape in tensors():
-        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        begin = len(data)
-        data += struct.pack(f"<{count}f", *(draw.gauss(0, 0.1) for _ in range(count)))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(data)]}
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": HIDDEN,
+        "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": 1, "head_dim": HEAD_DIM, "query_pre_attn_scalar": HEAD_DIM,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "max_position_embeddings": CONTEXT, "sliding_window": WINDOW, "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True, "eos_token_id": 0, **KINDS[kind]}))
+    draw = random.Random(2)
+    header, data = {}, array.array("f")
+    for name, shape in weight_shapes():
+        begin, most = len(data), 0.1 if len(shape) == 1 else math.sqrt(3 / shape[-1])
+        data.extend(draw.uniform(-most, most) for _ in range(math.prod(shape)))
+        header[f"model.{name}.weight"] = {"dtype": "F32", "shape": shape,
+                                          "data_offsets": [4 * begin, 4 * len(data)]}
     text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(text)) + text + data.tobytes())
+    # No test sends text, so the tokens are any.
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "added_tokens": [], "normalizer": None, "post_processor": None, "decoder": byte_level,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": True}, byte_level]},
+        "model": {"type": "BPE", "merges": [],
+                  "vocab": {f"t{i}": i for i in range(VOCABULARY)}}}))
     return folder
 
 
-def layers_per_block(folder):
-    """A block holds the layers of one KV group. `inspect` names the groups where there are several."""
-    page = subprocess.run([binary(), "inspect", folder], check=True, capture_output=True,
-                          text=True).stdout
-    groups = re.search(r"KV in \d+ groups of (\d+) layers", page)
-    return int(groups[1]) if groups else LAYERS
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models")
+    return {kind: write_folder(made / kind, kind) for kind in KINDS}
 
 
-def complete(server, prompt, tokens):
-    return server.post("/v1/completions", model=MODEL, prompt=prompt, max_tokens=tokens,
-                       temperature=0, ignore_eos=True)["usage"]
+@contextlib.contextmanager
+def serving(folder, directory, *flags):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOTILLA_MODEL", str(folder))
+        server = Server(directory, *flags)
+    with server:
+        yield server
 
 
-def most_used_blocks(server, prompt):
-    """The most blocks that were in use while the prompt was answered."""
-    most, done = 0, threading.Event()
-    failures = []
-
-    def ask():
-        try:
-            complete(server, prompt, ANSWER)
-        except (AssertionError, httpx.HTTPError) as error:
-            failures.append(error)
-        done.set()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    while not done.wait(0.005):
-        most = max(most, server.used_blocks())
-    thread.join()
-    assert not failures, failures
-    return most
+@pytest.fixture(scope="module")
+def server(folders, tmp_path_factory):
+    """A server of the model, with room for everything that the tests send."""
+    with serving(folders["windows"], tmp_path_factory.mktemp("windows"), *LARGE_POOL) as one:
+        yield one
 
 
-@pytest.fixture
-def serve(tmp_path, monkeypatch):
-    def start(windows):
-        folder = write_model(tmp_path / f"model-{windows}", windows)
-        monkeypatch.setenv("FLOTILLA_MODEL", str(folder))
-        directory = pathlib.Path(tmp_path / f"server-{windows}")
-        directory.mkdir()
-        return folder, Server(directory, "--max-model-len", str(CONTEXT), "--kv-blocks", "2048")
-    return start
+def layers_of_a_block(folder):
+    shown = subprocess.run([binary(), "inspect", folder], check=True, capture_output=True,
+                           text=True).stdout
+    groups = re.search(r"KV in \d+ groups of (\d+) layers", shown)
+    # It says nothing of a model whose layers have one group.
+    return int(groups[1]) if groups else int(re.search(r": (\d+) layers of ", shown)[1])
 
 
-@pytest.mark.skipif(SANITIZED, reason="computes 16,000 tokens")
-def test_windows_save_memory(serve, record_property):
-    draw = random.Random(2)
-    prompt = [draw.randrange(1, 256) for _ in range(CONTEXT - ANSWER)]
-    used = {}
-    for windows in True, False:
-        folder, server = serve(windows)
-        with server:
-            used[windows] = most_used_blocks(server, prompt) * layers_per_block(folder)
-            if windows:
-                # The pool has room for both requests, so half of the first one's prompt is found.
-                server.wait_idle()
-                again = prompt[:CONTEXT // 2] + [draw.randrange(1, 256) for _ in range(64)]
-                usage = complete(server, again, 1)
-    ratio = used[True] / used[False]
+def used_and_generated(server):
+    """The blocks in use and the tokens generated so far, of one page of metrics."""
+    page = server.metrics().items()
+    return (sum(value for key, value in page if key.startswith(name) and label in key)
+            for name, label in (("flotilla_kv_blocks{", 'state="used"'),
+                                ("flotilla_scheduler_tokens_total{", 'kind="generated"')))
+
+
+def memory_share(server, folder):
+    """Reads how many blocks are in use while an answer to PROMPT streams. Returns their memory as a
+    share of what all layers take if they keep every position that the sequence then has."""
+    _, before = used_and_generated(server)
+    # The answer would go on for 57,408 tokens, so the request still runs when its blocks are read.
+    body = dict(model=MODEL, prompt=PROMPT, max_tokens=CONTEXT - len(PROMPT), ignore_eos=True,
+                stream=True, seed=1)
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        for _ in response.iter_lines():
+            blocks, generated = used_and_generated(server)
+            break
+    server.wait_idle()
+    positions, layers = len(PROMPT) + generated - before, layers_of_a_block(folder)
+    print(f"{positions:.0f} positions take {blocks:.0f} blocks of {layers} layers")
+    return blocks * layers / (LAYERS * positions / BLOCK)
+
+
+def answer(server, prompt, **fields):
+    """The usage of a completion, and its tokens with log-probabilities."""
+    body = server.post("/v1/completions", model=MODEL, prompt=prompt, ignore_eos=True, seed=1,
+                       logprobs=1, return_token_ids=True, **{"max_tokens": ANSWER, **fields})
+    choice = body["choices"][0]
+    return body["usage"], (choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+
+def test_windows_take_thirty_percent_of_the_memory(server, folders, tmp_path, record_property):
+    windows = memory_share(server, folders["windows"])
+    with serving(folders["full"], tmp_path, *LARGE_POOL) as twin:
+        full = memory_share(twin, folders["full"])
+    assert full == pytest.approx(1, abs=0.02)  # the metrics are of the same moment
+    record_property("KV memory with windows / without", f"{windows / full:.3f}")
+    assert 0 < windows <= MOST_MEMORY * full
+
+
+def test_a_pool_of_thirty_percent_serves_the_whole_prompt(server, folders, tmp_path):
+    """Not even while the prompt is computed are more blocks needed. Blocks that were given back are
+    used again, and the answer has the same bits."""
+    full = LAYERS * (LENGTH // BLOCK)
+    pool = int(MOST_MEMORY * full) // layers_of_a_block(folders["windows"])
+    _, expected = answer(server, PROMPT)
+    with serving(folders["windows"], tmp_path, *FLAGS, str(pool)) as small:
+        usage, given = answer(small, PROMPT)
+        assert usage["total_tokens"] == LENGTH
+        assert given == expected
+        assert small.metric("flotilla_scheduler_preemptions_total") == 0
+        assert small.metric("flotilla_kv_prefix_evictions_total") > 0
+
+
+def test_half_of_a_prompt_is_found(server):
+    answer(server, PROMPT)
+    prompt = PROMPT[:LENGTH // 2] + random.Random(3).choices(range(3, VOCABULARY), k=64)
+    before = server.metric("flotilla_worker_rows_total", phase="prefill")
+    usage, found = answer(server, prompt)
+    computed = server.metric("flotilla_worker_rows_total", phase="prefill") - before
+    assert 0 < computed <= MOST_COMPUTED * len(prompt)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    record_property("blocks of layers that windows use, of those of full layers", f"{ratio:.3f}")
-    record_property("tokens of half the prompt and 64 more that are computed",
-                    f"{len(again) - cached} of {len(again)}")
-    # All layers of the twin keep the whole prompt.
-    assert used[False] >= LAYERS * len(prompt) // 16
-    assert ratio <= MOST_BLOCKS
-    assert len(again) - cached <= MOST_COMPUTED * len(again)
+    assert len(prompt) - cached <= MOST_COMPUTED * len(prompt)
+    # Under another salt all of it is computed, with the same answer.
+    usage, alone = answer(server, prompt, cache_salt="other")
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    assert alone == found
