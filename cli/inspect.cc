@@ -12,10 +12,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "model/chat_template.h"
 #include "model/ggml_type.h"
 #include "model/kv_groups.h"
 #include "model/load_spec.h"
 #include "model/tensor_table.h"
+#include "model/text/tokenizer.h"
 
 namespace flotilla::cli {
 namespace {
@@ -87,13 +89,28 @@ std::string KvGroups(const model::ModelSpec& spec) {
                          places - layers, places);
 }
 
+// The message in characters that a terminal may show.
+std::string Shown(const absl::Status& status) {
+  return absl::StrReplaceAll(absl::Utf8SafeCEscape(status.message()), {{"\\'", "'"}});
+}
+
+// What the tokenizer is, or why it cannot be used, and the same of the chat template.
+std::string TextSummary(const model::Checkpoint& file) {
+  const absl::StatusOr<TokenizerBundle> bundle = file.ReadTokenizer();
+  const absl::Status status =
+      bundle.ok() ? model::Tokenizer::Create(*bundle).status() : bundle.status();
+  if (!status.ok()) return absl::StrCat("cannot be served: tokenizer: ", Shown(status));
+  const std::string tokenizer =
+      absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, bundle->tokens.size());
+  if (!bundle->chat_template.has_value()) return absl::StrCat(tokenizer, "; no chat template");
+  const auto made = model::ChatTemplate::Compile(*bundle->chat_template);
+  return absl::StrCat(tokenizer, "; chat template",
+                      made.ok() ? "" : absl::StrCat(" cannot be used: ", Shown(made.status())));
+}
+
 // Says what the model is, or why flotilla cannot serve it.
 std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
-  if (!spec.ok()) {
-    return absl::StrCat(
-        "cannot be served: ",
-        absl::StrReplaceAll(absl::Utf8SafeCEscape(spec.status().message()), {{"\\'", "'"}}));
-  }
+  if (!spec.ok()) return absl::StrCat("cannot be served: ", Shown(spec.status()));
   const std::string rows =
       spec->tokens < spec->vocab ? absl::StrFormat(" of %d rows", spec->vocab) : "";
   return absl::StrFormat("%s: %d layers of %d, %s, %s, %d tokens%s, context %d%s",
@@ -120,7 +137,7 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
     separator = ", ";
   }
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
-  out << ")\n" << Summary(spec) << "\n\nmetadata\n";
+  out << ")\n" << Summary(spec) << "\n" << TextSummary(file) << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
     out << "  " << std::left << std::setw(42) << entry.name << std::setw(14) << entry.type

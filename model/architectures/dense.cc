@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kMaxLayers = 512;
 constexpr uint64_t kMaxHidden = 1 << 16;
 constexpr uint64_t kMaxHeads = 1 << 10;
-constexpr uint64_t kMaxHeadDim = 512;
+constexpr uint64_t kMaxHeadDim = 256;  // as kernels have
 constexpr uint64_t kMaxFfn = 1 << 20;
 constexpr uint64_t kMaxExperts = 1024;
 
@@ -119,6 +119,7 @@ void DenseReader::FinishExperts(std::optional<Activation> activation) {
 void DenseReader::ReadActivation() {
   constexpr std::string_view kKey = "feed_forward.activation";
   const auto name = checkpoint_.configuration().String(kKey);
+  if (absl::IsInvalidArgument(name.status())) in_.Fail(name.status());
   if (!name.ok()) return;
   const auto activation = ActivationOf(*name);
   if (activation.has_value()) {
@@ -191,8 +192,11 @@ void DenseReader::Embedding(std::string_view hugging_face) {
 
 void DenseReader::Head(std::string_view hugging_face, Bias bias) {
   const std::string name = hf() ? std::string(hugging_face) : "output";
-  spec_.tied_embedding = checkpoint_.FindTensor(name + ".weight") == nullptr;
-  if (!spec_.tied_embedding) {
+  const bool in_file = checkpoint_.FindTensor(name + ".weight") != nullptr;
+  spec_.tied_embedding = hf() ? in_.Bool("tie_word_embeddings", !in_file) : !in_file;
+  if (spec_.tied_embedding) {
+    if (in_file) Unused({name + ".weight"});
+  } else {
     Add(TensorRole::kHead, name + ".weight", name + ".weight", Extent::kHidden,
         Extent::kVocabulary);
   }
@@ -202,11 +206,15 @@ void DenseReader::Head(std::string_view hugging_face, Bias bias) {
   }
 }
 
+void DenseReader::Unused(std::initializer_list<std::string> names) {
+  spec_.unused_tensors.insert(spec_.unused_tensors.end(), names);
+}
+
 void DenseReader::AddNorm(TensorRole role, std::string name) {
   Add(role, name + ".weight", name + ".weight", Extent::kHidden).plus = hf() ? norm_plus_ : 0;
   const TensorRow row{.role = {}, .name = name + ".bias", .columns = {}, .map = {}};
-  if (checkpoint_.FindTensor(NameInFile(row, 0)) != nullptr &&
-      layer_.norm.kind == NormKind::kLayer) {
+  const bool in_file = checkpoint_.FindTensor(NameInFile(row, 0)) != nullptr;
+  if ((in_file || always_biased_) && layer_.norm.kind == NormKind::kLayer) {
     Add(BiasOf(role), name + ".bias", name + ".bias", Extent::kHidden);
   }
 }
@@ -228,6 +236,7 @@ void DenseReader::Linear(TensorRole role, std::string_view llama_cpp, std::strin
   weight.map = map;
   weight.rows_in_file = rows_in_file;
   weight.transposed = transposed;
+  if (bias == Bias::kIfInFile && always_biased_) bias = Bias::kAlways;
   const bool in_file = Has(Cat(llama_cpp, ".bias"), Cat(hugging_face, ".bias"));
   if (bias == Bias::kNever || (bias == Bias::kIfInFile && !in_file)) return;
   TensorRow& row = Add(BiasOf(role), name + ".bias", name + ".bias", rows);
@@ -386,6 +395,8 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
     reader.HeadNormRows(kHeadDim, kHeadDim);
   }
   reader.Head("lm_head");
+  // What old folders of Llama hold, computed from rope_theta.
+  if (reader.hf()) reader.Unused({"model.layers.*.self_attn.rotary_emb.inv_freq"});
   reader.Finish();
 }
 

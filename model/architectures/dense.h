@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -87,6 +88,10 @@ class DenseReader {
   void Embedding(std::string_view hugging_face);
   void Head(std::string_view hugging_face, Bias bias = Bias::kNever);
   void Norm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face);
+  // Whether folders have a bias for each norm and linear layer that may have one.
+  void AlwaysBiased(bool always) { always_biased_ = always && hf(); }
+  // Tensors that files may hold and that the model does not need. `*` stands for a layer.
+  void Unused(std::initializer_list<std::string> names);
   void LayerNorm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face);
   // Returns nothing: a row may move.
   void Linear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
@@ -140,7 +145,8 @@ class DenseReader {
   bool halves_ = false;  // in this file
   float norm_plus_ = 0;
   uint32_t kv_heads_ = 0;  // 0: as in the file
-  float norm_eps_ = 0;     // 0: as in the file
+  bool always_biased_ = false;
+  float norm_eps_ = 0;  // 0: as in the file
   uint32_t window_ = 0, window_period_ = 0;
   bool yarn_truncate_ = true;
   std::vector<bool> has_experts_;  // by layer, if any has

@@ -53,9 +53,11 @@ void DenseReader::DivideByTensor(std::string_view name, std::vector<float>& freq
 RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
   constexpr std::string_view kScaling = "rope.scaling.type";
   const Configuration& configuration = checkpoint_.configuration();
-  const float base = in_.Float("rope.freq_base", 1, 1e9, 10000.0);
+  const float base = in_.Float("rope.freq_base", 1.001, 1e12, 10000.0);
   const bool long_in_tensors = checkpoint_.FindTensor(kLongFactors) != nullptr;
-  const std::string_view scaling = configuration.String(kScaling).value_or("none");
+  const auto stated = configuration.String(kScaling);
+  if (absl::IsInvalidArgument(stated.status())) in_.Fail(stated.status());
+  const std::string_view scaling = stated.value_or("none");
   if (!in_.status().ok()) return {};
   RopeSpec rope{RopeFrequencies(dim, base)};
   const auto original = [&](std::optional<uint64_t> fallback = std::nullopt) {

@@ -16,6 +16,7 @@ void ReadGpt(DenseReader& reader, std::string_view prefix, FusedQkv layout, bool
   in.Require(in.Bool("scale_attn_weights", true), "scale_attn_weights", "is false");
   in.Require(!in.Bool("scale_attn_by_inverse_layer_idx", false), "scale_attn_by_inverse_layer_idx",
              "is true");
+  reader.AlwaysBiased(true);
   const bool turned = reader.hf() && transposed;
   const auto name = [&](std::string_view rest) { return std::string(prefix).append(rest); };
   reader.Embedding(name("wte"));
@@ -29,9 +30,9 @@ void ReadGpt(DenseReader& reader, std::string_view prefix, FusedQkv layout, bool
   reader.Linear(kDown, "ffn_down", "mlp.c_proj", kFfn, kHidden, Bias::kAlways, {}, 0, turned);
   reader.Norm(kOutputNorm, "output_norm", name("ln_f"));
   reader.Head("lm_head");
-  reader.Finish();
   // Masks of attention.
-  reader.spec().unused_tensors = {name("h.*.attn.bias"), name("h.*.attn.masked_bias")};
+  reader.Unused({name("h.*.attn.bias"), name("h.*.attn.masked_bias")});
+  reader.Finish();
 }
 
 }  // namespace

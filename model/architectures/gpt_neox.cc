@@ -13,6 +13,7 @@ extern const Architecture kGptNeoX = {
       reader.ReadSizes(NormKind::kLayer);
       reader.ReadRope(Pairs::kHalves, Pairs::kHalves);
       if (in.Bool("use_parallel_residual", true)) reader.layer().wiring = Wiring::kParallel;
+      reader.AlwaysBiased(in.Bool("attention_bias", true));
       reader.Embedding("gpt_neox.embed_in");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       reader.Fused("attn_qkv", "attention.query_key_value", FusedQkv::kGroups);
@@ -22,10 +23,9 @@ extern const Architecture kGptNeoX = {
       reader.Linear(kDown, "ffn_down", "mlp.dense_4h_to_h", kFfn, kHidden);
       reader.Norm(kOutputNorm, "output_norm", "gpt_neox.final_layer_norm");
       reader.Head("embed_out");
+      reader.Unused({"gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias",
+                     "gpt_neox.layers.*.attention.rotary_emb.inv_freq"});
       reader.Finish();
-      spec.unused_tensors = {"gpt_neox.layers.*.attention.bias",
-                             "gpt_neox.layers.*.attention.masked_bias",
-                             "gpt_neox.layers.*.attention.rotary_emb.inv_freq"};
     }};
 
 }  // namespace flotilla::model

@@ -13,16 +13,18 @@ extern const Architecture kGptJ = {
       reader.layer().wiring = Wiring::kParallel;
       reader.ReadSizes(NormKind::kLayer, /*ffn_factor=*/4);
       reader.ReadRope(Pairs::kNeighbours, Pairs::kNeighbours);
+      reader.AlwaysBiased(true);
       reader.Embedding("transformer.wte");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "ln_1");
       reader.Qkv("attn.q_proj", "attn.k_proj", "attn.v_proj", Bias::kNever);
-      reader.Linear(kAttentionOutput, "attn_output", "attn.out_proj", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "attn.out_proj", kQueries, kHidden,
+                    Bias::kNever);
       reader.Linear(kUp, "ffn_up", "mlp.fc_in", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.fc_out", kFfn, kHidden);
       reader.Norm(kOutputNorm, "output_norm", "transformer.ln_f");
       reader.Head("lm_head", Bias::kIfInFile);
+      reader.Unused({"transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"});
       reader.Finish();
-      spec.unused_tensors = {"transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"};
     }};
 
 }  // namespace flotilla::model

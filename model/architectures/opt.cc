@@ -16,6 +16,7 @@ extern const Architecture kOpt = {
       in.Require(in.Bool("do_layer_norm_before", true), "do_layer_norm_before",
                  "is false: norms after the residual are not supported");
       in.Uint("word_embed_proj_dim", spec.hidden, spec.hidden, spec.hidden);
+      reader.AlwaysBiased(in.Bool("use_bias", true));
       reader.Embedding("model.decoder.embed_tokens");
       reader.Add(kPositionEmbedding, "position_embd.weight", "model.decoder.embed_positions.weight",
                  kHidden, kPositions);

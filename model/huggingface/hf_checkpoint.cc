@@ -227,7 +227,10 @@ class HfCheckpoint final : public Checkpoint {
       Hash(*text);
       files.chat_template = *std::move(text);
     }
-    AddEnds(Member(configuration_.all(), "eos_token_id"), files.end_ids);
+    const Json* const text = Member(configuration_.all(), "text_config");
+    for (const Json* config : {&configuration_.all(), text}) {
+      if (config != nullptr) AddEnds(Member(*config, "eos_token_id"), files.end_ids);
+    }
     if (folder.Has("generation_config.json")) {
       const auto generation = ReadJson(folder, "generation_config.json", kConfigBounds);
       if (!generation.ok()) return generation.status();

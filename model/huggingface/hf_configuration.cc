@@ -16,7 +16,7 @@ struct Names {
 };
 constexpr Names kNames[] = {
     {"block_count", {"num_hidden_layers", "n_layer", "num_layers"}},
-    {"embedding_length", {"hidden_size", "n_embd"}},
+    {"embedding_length", {"hidden_size", "n_embd", "n_embed"}},
     {"feed_forward_length", {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"}},
     {"feed_forward.activation",
      {"hidden_act", "hidden_activation", "activation_function", "activation"}},
@@ -76,6 +76,9 @@ constexpr Names kNames[] = {
     {"swiglu_limit", {"swiglu_limit"}},
     {"swiglu_alpha", {"swiglu_alpha"}},
     {"vocab_size", {"vocab_size"}},
+    {"tie_word_embeddings", {"tie_word_embeddings"}},
+    {"attention_bias", {"attention_bias"}},
+    {"use_bias", {"use_bias", "enable_bias"}},
 };
 // In the object of RoPE.
 constexpr Names kRopeNames[] = {

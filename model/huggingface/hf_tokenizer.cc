@@ -447,16 +447,17 @@ class Reader {
     }
     for (const uint64_t id : files_.end_ids) {
       if (id >= bundle_.tokens.size()) {
-        Fail(InvalidArgument("eos_token_id ", id, " is outside the vocabulary of ",
-                             bundle_.tokens.size()));
+        Fail(InvalidArgument("config.json, generation_config.json: eos_token_id ", id,
+                             " is outside the vocabulary of ", bundle_.tokens.size()));
       }
       const auto end = static_cast<TokenId>(id);
       if (std::ranges::find(ends, end) == ends.end()) ends.push_back(end);
     }
     TokenId* const places[] = {&bundle_.eos, &bundle_.eot, &bundle_.eom};
     if (ends.size() > std::size(places)) {
-      return Fail(Unimplemented(ends.size(), " tokens that end an answer are not supported; ",
-                                std::size(places), " are"));
+      return Fail(Unimplemented("config.json, generation_config.json: eos_token_id: ", ends.size(),
+                                " tokens that end an answer are not supported; ", std::size(places),
+                                " are"));
     }
     for (size_t i = 0; i < ends.size(); ++i) *places[i] = ends[i];
     const Json& adds = At(config, "add_bos_token");

@@ -31,9 +31,17 @@ std::string Quote(std::string_view text) {
 
 std::optional<GgmlType> TypeNamed(std::string_view dtype) {
   static constexpr std::pair<std::string_view, GgmlType> kTypes[] = {
-      {"F32", GgmlType::kF32}, {"F16", GgmlType::kF16}, {"BF16", GgmlType::kBF16},
-      {"F64", GgmlType::kF64}, {"I8", GgmlType::kI8},   {"I16", GgmlType::kI16},
-      {"I32", GgmlType::kI32}, {"I64", GgmlType::kI64}};
+      {"F32", GgmlType::kF32},
+      {"F16", GgmlType::kF16},
+      {"BF16", GgmlType::kBF16},
+      {"F64", GgmlType::kF64},
+      {"I8", GgmlType::kI8},
+      {"I16", GgmlType::kI16},
+      {"I32", GgmlType::kI32},
+      {"I64", GgmlType::kI64},
+      // Masks, which no model takes. No number of one byte can be decoded.
+      {"U8", GgmlType::kI8},
+      {"BOOL", GgmlType::kI8}};
   const auto found =
       std::ranges::find(kTypes, dtype, &std::pair<std::string_view, GgmlType>::first);
   return found == std::end(kTypes) ? std::nullopt : std::optional(found->second);

@@ -73,7 +73,7 @@ TEST(InspectTest, AFileCannotWriteToTheTerminal) {
   const std::string text = Printed(builder.Build());
   EXPECT_THAT(text, Not(HasSubstr("\x1b")));
   EXPECT_THAT(text, HasSubstr("\\033[2J"));
-  EXPECT_LT(text.size(), 300u);
+  EXPECT_LT(text.size(), 400u);
 }
 
 TEST(InspectTest, AMissingFileIsAnError) {

@@ -90,6 +90,17 @@ std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadP
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
 }
 
+// The positions that a sequence can have. Where some layers keep all of them, these are no more
+// than the pool has room for.
+std::uint32_t MostPositions(const model::ModelSpec& spec, std::uint32_t kv_blocks) {
+  const bool keeps_all =
+      std::any_of(spec.kv_groups.begin(), spec.kv_groups.end(),
+                  [](const model::KvGroupSpec& group) { return group.window == 0; });
+  if (kv_blocks == 0 || !keeps_all) return spec.served_context;
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(spec.served_context, std::uint64_t{kv_blocks} * kBlockTokens));
+}
+
 }  // namespace
 
 absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options) {
@@ -141,14 +152,15 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::
 absl::Status Rank::Load(int threads, const Clock& clock) {
   std::vector<ModelShard> shards{WholeModel(spec_)};
   std::uint32_t number = 0;
-  BackendOptions backend{.recipe = options_.recipe,
-                         .isa = options_.isa,
-                         .threads = threads,
-                         .max_rows = static_cast<int>(options_.max_step_tokens),
-                         .max_positions = static_cast<int>(spec_.served_context),
-                         .clock = &clock,
-                         .exchange = links_.exchange,
-                         .progress = options_.progress};
+  BackendOptions backend{
+      .recipe = options_.recipe,
+      .isa = options_.isa,
+      .threads = threads,
+      .max_rows = static_cast<int>(options_.max_step_tokens),
+      .max_positions = static_cast<int>(MostPositions(spec_, options_.kv_blocks)),
+      .clock = &clock,
+      .exchange = links_.exchange,
+      .progress = options_.progress};
   Begin(LoadPhase::kWeights);
   if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);

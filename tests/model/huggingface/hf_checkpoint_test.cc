@@ -1,3 +1,6 @@
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -6,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/checkpoint.h"
+#include "model/ggml_type.h"
 #include "model/load_spec.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/scratch_directory.h"
@@ -50,6 +54,15 @@ class HfCheckpointTest : public ::testing::Test {
     std::string error = Error();
     Write("config.json", before);
     return error;
+  }
+
+  // Adds a file with one tensor.
+  void AddTensor(const testing::HfTensor& tensor) {
+    const std::string file = absl::StrCat(tensor.name, ".safetensors");
+    testing::WriteFile(PathOf(file), testing::Safetensors({tensor}));
+    Json index = Read("model.safetensors.index.json");
+    index["weight_map"][tensor.name] = file;
+    Write("model.safetensors.index.json", index);
   }
 
   const std::vector<std::byte> tiny_ = testing::TinyGguf();
@@ -263,6 +276,73 @@ TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
   EXPECT_THAT(Error(), HasSubstr("not listed for this file"));
 }
 
+TEST_F(HfCheckpointTest, TheHeadIsTheTokenTableIfTheConfigSaysSo) {
+  const auto tied = [&](bool value) {
+    Json config = Read("config.json");
+    config["tie_word_embeddings"] = value;
+    Write("config.json", config);
+    const auto spec = LoadSpec(**OpenCheckpoint(folder_));
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec->tied_embedding;
+  };
+  EXPECT_TRUE(tied(true));
+  EXPECT_THAT(ErrorWith("tie_word_embeddings", false), HasSubstr("lm_head.weight is missing"));
+  const auto spec = LoadSpec(**OpenCheckpoint(folder_));
+  const std::uint64_t vocab = spec->vocab, hidden = spec->hidden;
+  AddTensor({"lm_head.weight", "BF16", {vocab, hidden}, std::string(2 * vocab * hidden, '\0')});
+  EXPECT_FALSE(tied(false));
+  EXPECT_TRUE(tied(true));
+}
+
+// Old folders hold what can be computed, and masks.
+TEST_F(HfCheckpointTest, SomeTensorsHaveNoUse) {
+  AddTensor({"model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {2}, std::string(8, '\0')});
+  EXPECT_EQ(Error(), "");
+  AddTensor({"model.layers.0.self_attn.bias", "U8", {2}, std::string(2, '\0')});
+  EXPECT_THAT(Error(), HasSubstr("model.layers.0.self_attn.bias has no meaning"));
+}
+
+// A folder that lacks every bias is not one of a model without biases.
+TEST(HfCheckpoint, BiasesThatAModelHasAreNeeded) {
+  for (const char* name :
+       {"bloom_alibi", "gpt2", "gpt_bigcode_mqa", "gpt_neox", "gptj", "opt", "phi", "starcoder2"}) {
+    const std::string folder = absl::StrCat("tests/data/tiny/", name);
+    const auto whole = OpenCheckpoint(folder);
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    ASSERT_TRUE(LoadSpec(**whole).ok()) << name;
+    std::vector<testing::HfTensor> tensors;
+    for (const Tensor& tensor : (*whole)->tensors()) {
+      if (tensor.name.ends_with(".bias")) continue;
+      std::vector<std::uint64_t> shape(tensor.dims, tensor.dims + tensor.rank);
+      std::reverse(shape.begin(), shape.end());
+      const auto* data = reinterpret_cast<const char*>(tensor.data.data());
+      tensors.push_back({std::string(tensor.name), std::string(GgmlTypeName(tensor.type)), shape,
+                         std::string(data, tensor.data.size())});
+    }
+    const testing::ScratchDirectory scratch;
+    std::filesystem::copy(folder + "/config.json", scratch.path() + "/config.json");
+    testing::WriteFile(scratch.path() + "/model.safetensors", testing::Safetensors(tensors));
+    const auto without = OpenCheckpoint(scratch.path());
+    ASSERT_TRUE(without.ok()) << without.status();
+    EXPECT_THAT(std::string(LoadSpec(**without).status().message()), HasSubstr(".bias is missing"))
+        << name;
+  }
+}
+
+TEST_F(HfCheckpointTest, ValuesOfOtherTypesAreRefused) {
+  EXPECT_THAT(ErrorWith("hidden_act", {"silu"}), HasSubstr("hidden_act is not a string"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"rope_type", 5}}),
+              HasSubstr("rope_type is not a string"));
+  EXPECT_THAT(ErrorWith("rope_theta", 1), HasSubstr("rope_theta"));
+  EXPECT_THAT(ErrorWith("tie_word_embeddings", "no"), HasSubstr("is not true or false"));
+}
+
+TEST_F(HfCheckpointTest, AFifoIsNoFile) {
+  std::filesystem::remove(PathOf("config.json"));
+  ASSERT_EQ(mkfifo(PathOf("config.json").c_str(), 0600), 0);
+  EXPECT_THAT(Error(), HasSubstr("is not a file with content"));
+}
+
 TEST_F(HfCheckpointTest, LinksStayInTheFolderOrInTheHubsCache) {
   namespace fs = std::filesystem;
   const std::string one = "model-00001-of-00002.safetensors";
@@ -399,7 +479,8 @@ TEST(HfTokenizer, IsTheBundleThatGgufHas) {
       {{{"name", "tool_use"}, {"template", "x"}}, {{"name", "default"}, {"template", text}}});
   testing::WriteFile(scratch.path() + "/tokenizer.json", testing::TokenizerJson(expected).dump());
   testing::WriteFile(scratch.path() + "/tokenizer_config.json", config.dump());
-  testing::WriteFile(scratch.path() + "/config.json", R"({"model_type":"llama","eos_token_id":2})");
+  testing::WriteFile(scratch.path() + "/config.json",
+                     R"({"model_type":"llama","text_config":{"eos_token_id":2}})");
   testing::WriteFile(scratch.path() + "/generation_config.json", R"({"eos_token_id":[2,0]})");
   testing::WriteFile(scratch.path() + "/model.safetensors", testing::Safetensors("{}", ""));
   const auto file = OpenCheckpoint(scratch.path());
