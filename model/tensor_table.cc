@@ -44,8 +44,11 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
   if (HasExpertAxis(row)) want[rank++] = SizeOf(Extent::kExperts, spec);
   // Hugging Face has the one row of this matrix as a matrix, and llama.cpp as a vector.
   if (row.role == TensorRole::kSharedRouter) rank = tensor->rank;
-  if (tensor->rank != rank || !std::equal(want, want + 4, tensor->dims)) {
+  if (!std::equal(want, want + 4, tensor->dims)) {
     return InvalidArgument("tensor ", name, " is ", Shape(tensor->dims), ", not ", Shape(want));
+  }
+  if (tensor->rank != rank) {
+    return InvalidArgument("tensor ", name, " has ", tensor->rank, " dimensions, not ", rank);
   }
   if (row.transposed && !IsPlain(tensor->type)) {
     return Unimplemented("tensor ", name, " has type ", GgmlTypeName(tensor->type),

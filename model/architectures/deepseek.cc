@@ -68,12 +68,11 @@ void ReadYarn(DenseReader& reader) {
   };
   const float scores = reader.hf() ? log_factor("rope.scaling.mscale_all_dim")
                                    : in.FloatOrNone("rope.scaling.yarn_log_multiplier", 1e3);
-  const float rope = reader.hf() ? log_factor("rope.scaling.mscale") : scores;
   if (!in.status().ok() || scores == 0) return;
   const double scale = YarnScale(factor, scores);
   reader.attention().scale *= static_cast<float>(scale * scale);
-  if (rope != 0 && !configuration.Has("rope.scaling.attn_factor")) {
-    reader.spec().ropes[0].magnitude = static_cast<float>(YarnScale(factor, rope) / scale);
+  if (!reader.hf() && !configuration.Has("rope.scaling.attn_factor")) {
+    reader.spec().ropes[0].magnitude = 1;
   }
 }
 

@@ -86,7 +86,15 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
                 "is not above beta_slow");
     if (!in_.status().ok()) return {};
     ScaleAsYarn(numbers, base, rope.frequencies);
-    const double natural = 0.1 * NaturalLog(numbers.factor) + 1;
+    const auto scale = [&](double mscale) {
+      return numbers.factor <= 1 ? 1 : 0.1 * mscale * NaturalLog(numbers.factor) + 1;
+    };
+    double natural = scale(1);
+    if (hf()) {
+      const double own = in_.FloatOrNone("rope.scaling.mscale", 1e3);
+      const double all = in_.FloatOrNone("rope.scaling.mscale_all_dim", 1e3);
+      if (own != 0 && all != 0) natural = scale(own) / scale(all);
+    }
     // Hugging Face states the whole magnitude, and llama.cpp what it is multiplied by.
     const float stated = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, hf() ? natural : 1.0);
     rope.magnitude = hf() ? stated : static_cast<float>(natural * stated);

@@ -37,9 +37,10 @@ class Folder {
 
   const std::string& path() const { return path_; }
   std::string PathOf(std::string_view name) const { return Cat(path_, "/", name); }
+  // Whether there is such a name. A link that leads nowhere counts; to read it is an error.
   bool Has(std::string_view name) const {
     std::error_code error;
-    return std::filesystem::exists(PathOf(name), error);
+    return std::filesystem::exists(std::filesystem::symlink_status(PathOf(name), error));
   }
   // Refuses a name with parts, and a link to a file elsewhere. The cache of Hugging Face's hub has
   // a folder of links into the folder "blobs" beside its parent.

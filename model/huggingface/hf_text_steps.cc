@@ -314,7 +314,11 @@ absl::StatusOr<TemplateTokens> ReadTemplateTokens(const Json& post_processor, ui
     if (absl::Status status = AddTemplate(post_processor, tokens, all); !status.ok()) return status;
     return all;
   }
-  for (size_t i = 0; parts.is_array() && i < std::min(parts.size(), kMostSteps); ++i) {
+  if (parts.size() > kMostSteps) {
+    return InvalidArgument("tokenizer.json: the post-processor has ", parts.size(),
+                           " parts; at most ", kMostSteps, " are possible");
+  }
+  for (size_t i = 0; parts.is_array() && i < parts.size(); ++i) {
     if (absl::Status status = AddTemplate(parts[i], tokens, all); !status.ok()) return status;
   }
   return all;

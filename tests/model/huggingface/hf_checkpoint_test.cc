@@ -294,6 +294,30 @@ TEST_F(HfCheckpointTest, TheHeadIsTheTokenTableIfTheConfigSaysSo) {
   EXPECT_TRUE(tied(true));
 }
 
+// By transformers' _compute_yarn_parameters: without a factor, 0.1 ln(4) + 1, or the quotient of
+// two such numbers.
+TEST_F(HfCheckpointTest, YarnHasAMagnitude) {
+  const auto magnitude = [&](const Json& more) {
+    Json config = Read("config.json");
+    config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+    config["rope_scaling"].update(more);
+    Write("config.json", config);
+    const auto spec = LoadSpec(**OpenCheckpoint(folder_));
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec->ropes[0].magnitude;
+  };
+  EXPECT_FLOAT_EQ(magnitude({{"truncate", true}}), 1.1386294f);
+  EXPECT_FLOAT_EQ(magnitude({{"mscale", 1.0}, {"mscale_all_dim", 1.0}}), 1);
+  EXPECT_FLOAT_EQ(magnitude({{"mscale", 1.0}, {"mscale_all_dim", 0.5}}), 1.1386294f / 1.0693147f);
+  EXPECT_FLOAT_EQ(magnitude({{"mscale", 1.0}}), 1.1386294f);
+  EXPECT_FLOAT_EQ(magnitude({{"attention_factor", 1.5}, {"mscale", 1.0}}), 1.5f);
+}
+
+TEST_F(HfCheckpointTest, LinksThatLeadNowhereAreErrors) {
+  std::filesystem::create_symlink("nowhere.json", PathOf("generation_config.json"));
+  EXPECT_THAT(Error(), HasSubstr("cannot open"));
+}
+
 // Old folders hold what can be computed, and masks.
 TEST_F(HfCheckpointTest, SomeTensorsHaveNoUse) {
   AddTensor({"model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {2}, std::string(8, '\0')});
