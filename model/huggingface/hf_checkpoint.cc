@@ -184,14 +184,21 @@ class HfCheckpoint final : public Checkpoint {
     return absl::OkStatus();
   }
 
-  static void AddEnds(const Json* value, std::vector<uint64_t>& ends) {
+  // Adds the ids of an `eos_token_id`: one or a list of them.
+  static absl::Status AddEnds(const Json* value, std::string_view file,
+                              std::vector<uint64_t>& ends) {
     constexpr size_t kMost = 64;
-    if (value == nullptr) return;
-    if (value->is_number_unsigned()) ends.push_back(value->get<uint64_t>());
-    if (!value->is_array()) return;
-    for (const Json& id : *value) {
-      if (id.is_number_unsigned() && ends.size() < kMost) ends.push_back(id.get<uint64_t>());
-    }
+    if (value == nullptr || value->is_null()) return absl::OkStatus();
+    const auto add = [&](const Json& id) {
+      if (!id.is_number_unsigned() || ends.size() == kMost) return false;
+      ends.push_back(id.get<uint64_t>());
+      return true;
+    };
+    const bool good =
+        value->is_array() ? std::all_of(value->begin(), value->end(), add) : add(*value);
+    if (good) return absl::OkStatus();
+    return InvalidArgument(file, ": eos_token_id is neither a token id nor a list of up to ",
+                           kMost);
   }
   static const Json* Member(const Json& object, const char* name) {
     const auto found = object.find(name);
@@ -230,12 +237,17 @@ class HfCheckpoint final : public Checkpoint {
     }
     const Json* const text = Member(configuration_.all(), "text_config");
     for (const Json* config : {&configuration_.all(), text}) {
-      if (config != nullptr) AddEnds(Member(*config, "eos_token_id"), files.end_ids);
+      if (config == nullptr) continue;
+      const absl::Status status =
+          AddEnds(Member(*config, "eos_token_id"), "config.json", files.end_ids);
+      if (!status.ok()) return status;
     }
     if (folder.Has("generation_config.json")) {
       const auto generation = ReadJson(folder, "generation_config.json", kConfigBounds);
       if (!generation.ok()) return generation.status();
-      AddEnds(Member(*generation, "eos_token_id"), files.end_ids);
+      const absl::Status status =
+          AddEnds(Member(*generation, "eos_token_id"), "generation_config.json", files.end_ids);
+      if (!status.ok()) return status;
     }
     auto bundle = ReadHfTokenizer(files);
     tokenizer_status_ = bundle.status();

@@ -121,9 +121,19 @@ const Json* FirstOf(const Json* object, const Names& names) {
 
 HfConfiguration::HfConfiguration(Json config, std::string title)
     : config_(std::move(config)), title_(std::move(title)), text_(Member(&config_, "text_config")) {
-  if (text_ == nullptr || !text_->is_object()) text_ = &config_;
+  const auto is_object = [&](const Json* value, std::string_view name) {
+    if (value == nullptr || value->is_object()) return value != nullptr;
+    problem_ = Cat("config.json: ", name, " is not an object");
+    return false;
+  };
+  if (!is_object(text_, "text_config")) text_ = &config_;
   rope_ = Member(text_, "rope_parameters");
   if (rope_ == nullptr) rope_ = Member(text_, "rope_scaling");
+  if (!is_object(rope_, "rope_parameters or rope_scaling")) rope_ = nullptr;
+  if (const Json* used = Member(text_, "use_sliding_window");
+      used != nullptr && !used->is_boolean()) {
+    problem_ = "config.json: use_sliding_window is not true or false";
+  }
   // Kinds of layers may have numbers of their own: `rope_` is then that of full attention.
   if (const Json* full = Member(rope_, "full_attention"); full != nullptr && full->is_object()) {
     local_rope_ = Member(rope_, "sliding_attention");
@@ -131,14 +141,22 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
   }
   // A part of each head is rotated.
   const Json* part = nullptr;
+  std::string_view part_name;
   for (const std::string_view name : {"partial_rotary_factor", "rotary_pct"}) {
-    if (part == nullptr) part = Member(text_, name);
-    if (part == nullptr) part = Member(rope_, name);
+    for (const Json* object : {text_, rope_}) {
+      if (part != nullptr) continue;
+      part = Member(object, name);
+      part_name = name;
+    }
   }
   const auto head_dim = Uint("attention.key_length");
   const auto hidden = Uint("embedding_length"), heads = Uint("attention.head_count");
   uint64_t dimension = head_dim.value_or(0);
   if (dimension == 0 && hidden.ok() && heads.value_or(0) > 0) dimension = *hidden / *heads;
+  if (part != nullptr && !(part->is_number() && part->get<double>() > 0 && *part <= 1)) {
+    problem_ = Cat("config.json: ", part_name, " = ", part->dump().substr(0, 40),
+                   " is not above 0 and up to 1");
+  }
   if (part != nullptr && part->is_number() && dimension > 0 && dimension < 1 << 20) {
     const double rotated = part->get<double>() * static_cast<double>(dimension);
     rope_dimension_ = rotated >= 1 && rotated <= 1 << 20 ? static_cast<uint64_t>(rotated) : 1;
@@ -146,6 +164,7 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
 }
 
 absl::StatusOr<std::string_view> HfConfiguration::architecture() const {
+  if (!problem_.empty()) return InvalidArgument(problem_);
   const Json* type = Member(text_, "model_type");
   if (type == nullptr || !type->is_string()) {
     return absl::InvalidArgumentError("config.json has no model_type");

@@ -45,6 +45,7 @@ class HfConfiguration final : public Configuration {
   const Json* rope_;  // the object with the numbers of RoPE's scaling; null: there is none
   const Json* local_rope_ = nullptr;  // the same for layers with a window; null: it has none
   uint64_t rope_dimension_ = 0;       // 0: the file does not say it
+  std::string problem_;               // why architecture() refuses the file; empty: nothing
 };
 
 }  // namespace flotilla::model

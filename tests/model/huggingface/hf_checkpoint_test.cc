@@ -190,7 +190,7 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_THAT(ErrorWith("sliding_window", 512), HasSubstr("sliding_window is not supported"));
   EXPECT_THAT(ErrorWith("num_local_experts", 8), HasSubstr("num_local_experts is not supported"));
   EXPECT_THAT(ErrorWith("partial_rotary_factor", 1.5),
-              HasSubstr("partial_rotary_factor of a head = 48 is not in"));
+              HasSubstr("partial_rotary_factor = 1.5 is not above 0 and up to 1"));
   EXPECT_THAT(ErrorWith("partial_rotary_factor", 1e300), HasSubstr("is not"));
   EXPECT_THAT(ErrorWith("model_type", "bert"), HasSubstr("architecture 'bert' is not supported"));
   EXPECT_THAT(ErrorWith("model_type", nullptr), HasSubstr("config.json has no model_type"));
@@ -359,6 +359,15 @@ TEST_F(HfCheckpointTest, ValuesOfOtherTypesAreRefused) {
               HasSubstr("rope_type is not a string"));
   EXPECT_THAT(ErrorWith("rope_theta", 1), HasSubstr("rope_theta"));
   EXPECT_THAT(ErrorWith("tie_word_embeddings", "no"), HasSubstr("is not true or false"));
+  EXPECT_THAT(ErrorWith("use_sliding_window", 1), HasSubstr("is not true or false"));
+  EXPECT_THAT(ErrorWith("rope_scaling", "yarn"), HasSubstr("rope_scaling is not an object"));
+  EXPECT_THAT(ErrorWith("text_config", Json::array()), HasSubstr("text_config is not an object"));
+  for (const Json& part : {Json("0.5"), Json(0), Json(-3), Json(1.5)}) {
+    EXPECT_THAT(ErrorWith("partial_rotary_factor", part), HasSubstr("is not above 0 and up to 1"));
+  }
+  for (const Json& ends : {Json("x"), Json(-1), Json(true), Json(1.0), Json({{1}})}) {
+    EXPECT_THAT(ErrorWith("eos_token_id", ends), HasSubstr("config.json: eos_token_id is neither"));
+  }
 }
 
 TEST_F(HfCheckpointTest, AFifoIsNoFile) {
