@@ -22,6 +22,7 @@
 #include "cli/simulate_flags.h"
 #include "cli/top.h"
 #include "cli/worker.h"
+#include "common/obs/printable.h"
 #include "common/rt/allocator.h"
 #include "common/rt/descriptors.h"
 
@@ -69,7 +70,7 @@ constexpr char kLinkPrefix[] = "flotilla-";
 
 int Report(const absl::Status& status) {
   if (status.ok()) return 0;
-  std::cerr << "flotilla: " << status.message() << "\n";
+  std::cerr << "flotilla: " << Printable(std::string(status.message())) << "\n";
   return 1;
 }
 

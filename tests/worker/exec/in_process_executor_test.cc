@@ -12,6 +12,7 @@
 #include "common/types/digest.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/tiny_gguf.h"
+#include "worker/compute/cpu/cpu_backend.h"
 
 namespace flotilla::worker {
 namespace {
@@ -107,6 +108,27 @@ class OneSequence {
 
 const std::vector<TokenId> kPrompt = {5, 60, 7, 80, 9, 100, 11};
 constexpr uint64_t kSeed = 11;  // of the deferred backend's delays
+
+// A table for all positions that the file states could take more memory than there is.
+TEST(Rank, TheBackendHasNoMorePositionsThanThePool) {
+  testing::TinyModelOptions model;
+  model.context_length = 1 << 24;
+  const std::vector<std::byte> bytes = testing::TinyGguf(model);
+  for (const std::uint32_t blocks : {4u, 64u}) {
+    int positions = 0;
+    RankOptions options{.model_id = "tiny", .threads = 1, .kv_blocks = blocks};
+    options.make_backend = [&](const BackendOptions& backend) {
+      positions = backend.max_positions;
+      return MakeCpuBackend(backend);
+    };
+    const SteadyClock clock;
+    InProcessExecutor executor(*model::ParseCheckpoint(bytes), options, &clock);
+    Recorder recorder;
+    ASSERT_TRUE(executor.Start(&recorder).ok());
+    EXPECT_EQ(positions, static_cast<int>(16 * blocks));
+    executor.Stop();
+  }
+}
 
 // With the backend of CPUs (false) and the deferred one (true).
 class InProcessExecutorTest : public ::testing::TestWithParam<bool> {
