@@ -371,7 +371,9 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   using enum Extent;
   reader.Embedding("model.embed_tokens");
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", options.qkv_bias);
+  const bool stated = reader.hf() && in.Bool("attention_bias", false);
+  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+             stated ? Bias::kAlways : options.qkv_bias);
   reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
   reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
   reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);

@@ -353,6 +353,11 @@ TEST(HfCheckpoint, BiasesThatAModelHasAreNeeded) {
   }
 }
 
+TEST_F(HfCheckpointTest, BiasesThatTheConfigStatesAreNeeded) {
+  EXPECT_EQ(ErrorWith("attention_bias", false), "");
+  EXPECT_THAT(ErrorWith("attention_bias", true), HasSubstr("q_proj.bias is missing"));
+}
+
 TEST_F(HfCheckpointTest, ValuesOfOtherTypesAreRefused) {
   EXPECT_THAT(ErrorWith("hidden_act", {"silu"}), HasSubstr("hidden_act is not a string"));
   EXPECT_THAT(ErrorWith("rope_scaling", {{"rope_type", 5}}),
