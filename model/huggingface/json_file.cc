@@ -111,11 +111,22 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_byt
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+bool HasEndlessNumber(std::string_view text) {
+  constexpr size_t kMostDigits = 1 << 16;
+  size_t digits = 0;
+  for (const char c : text) {
+    digits = c >= '0' && c <= '9' ? digits + 1 : 0;
+    if (digits > kMostDigits) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what,
                                      const JsonBounds& bounds) {
   if (text.size() > bounds.bytes) {
     return InvalidArgument(what, " has more than ", bounds.bytes, " bytes");
   }
+  if (HasEndlessNumber(text)) return InvalidArgument(what, " has a number without an end");
   // Small values take twenty times their text. The merges of a large vocabulary, each a list of two
   // strings, take eight times theirs where nothing is indented: 130 MiB for half a million.
   Builder builder(bounds.depth, 4 * text.size() + (64 << 20));

@@ -22,6 +22,10 @@ struct JsonBounds {
 // longer.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_bytes);
 
+// Whether `text` has more digits in a row than any number that means something. The parser would
+// keep several copies of them.
+bool HasEndlessNumber(std::string_view text);
+
 // Parses one JSON object, in which no key may appear twice. The object takes at most four times
 // the text and 64 MiB. INVALID_ARGUMENT names `what`, the problem and, where that helps, the byte.
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what,

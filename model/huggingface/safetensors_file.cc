@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "common/types/text.h"
+#include "model/huggingface/json_file.h"
 #include "nlohmann/json.hpp"
 
 namespace flotilla::model {
@@ -21,6 +22,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 constexpr size_t kMaxNameBytes = 255;
+constexpr size_t kMaxTensors = 1 << 18;  // several times those of the largest published model
 constexpr size_t kMaxRank = 4;
 constexpr size_t kLengthBytes = 8;
 
@@ -143,6 +145,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (name.empty() || name.size() > kMaxNameBytes) {
       return Fail(Cat("a name of ", name.size(), " bytes, not 1..", kMaxNameBytes));
     }
+    if (entries.size() == kMaxTensors) return Fail(Cat("more than ", kMaxTensors, " tensors"));
     entries.push_back({.name = std::make_unique<const std::string>(std::move(name)),
                        .type = {},
                        .shape = {},
@@ -181,6 +184,9 @@ class SafetensorsFile::Reader {
     const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
     if (length == 0 || text[0] != '{') {
       return InvalidArgument("safetensors: the header does not begin with '{'");
+    }
+    if (HasEndlessNumber({text, length})) {
+      return InvalidArgument("safetensors: the header has a number without an end");
     }
     HeaderReader reader;
     if (!Json::sax_parse(text, text + length, &reader)) return reader.status;

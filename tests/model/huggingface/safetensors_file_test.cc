@@ -46,6 +46,19 @@ std::string ErrorOf(const std::string& from, const std::string& to,
   return std::string(file.status().message());
 }
 
+// What the parser keeps of a header has a bound.
+TEST(SafetensorsFile, HeadersOfEndlessThingsAreRefused) {
+  const std::string digits(70'000, '1');
+  EXPECT_THAT(ErrorOf("[1]", absl::StrCat("[", digits, "]")), HasSubstr("a number without an end"));
+  std::string header = "{";
+  for (int i = 0; i <= 1 << 18; ++i) {
+    absl::StrAppend(&header, i == 0 ? "" : ",", "\"", i,
+                    R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})");
+  }
+  const auto file = Parse(testing::Safetensors(header + "}", ""));
+  EXPECT_THAT(std::string(file.status().message()), HasSubstr("more than 262144 tensors"));
+}
+
 TEST(SafetensorsFile, RefusalsNameTheProblem) {
   EXPECT_THAT(ErrorOf("BF16", "F8_E4M3"), HasSubstr("tensor 'a' has the dtype 'F8_E4M3'"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,3]"), HasSubstr("the data has 2 bytes"));
