@@ -18,6 +18,7 @@
 #include "model/text/character_map.h"
 #include "model/text/detokenizer.h"
 #include "model/text/normalizer.h"
+#include "model/text/pattern.h"
 #include "model/text/piece_model.h"
 #include "model/text/splitter.h"
 #include "model/text/token_text.h"
@@ -163,6 +164,33 @@ TEST(CharacterMap, AWalkInCirclesEnds) {
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 1000; ++i) EXPECT_FALSE(map->Find(text, /*longest=*/true).has_value());
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+}
+
+// The parts that a pattern of a tokenizer.json splits a text into, or why it is refused.
+std::string SplitBy(std::string_view expression, std::string_view text) {
+  const auto pattern = Pattern::Regex(expression);
+  if (!pattern.ok()) return Message(pattern.status());
+  std::string parts;
+  const auto split = pattern->Split(text, [&](std::string_view part, bool matches) {
+    parts +=
+        (parts.empty() ? "" : " ") + (matches ? "<" + std::string(part) + ">" : std::string(part));
+    return true;
+  });
+  return split.ok() ? parts : Message(split.status());
+}
+
+TEST(Pattern, AClassInAClassStandsForItsMembers) {
+  EXPECT_EQ(SplitBy(" ?[^(\\s|[.,!])]+", "one (two), x|y"), "<one>  ( <two> ), < x> | <y>");
+  EXPECT_EQ(SplitBy("[a-c[x[.-]]-]+", "ab-.wxz"), "<ab-.> w <x> z");
+  EXPECT_EQ(SplitBy("[]a]", "a]b"), "<a> <]> b");
+  EXPECT_EQ(SplitBy("[[a]-z]", "a-z"), "<a> <-> <z>");
+  EXPECT_THAT(SplitBy("[a[^b]]", ""), HasSubstr("has a negated class in a class"));
+  EXPECT_THAT(SplitBy("[a&&[b]]", ""), HasSubstr("has an intersection of classes"));
+  EXPECT_THAT(SplitBy("[[:alpha:]]", ""), HasSubstr("has [: in a class"));
+  EXPECT_THAT(SplitBy("[\\d-z]", ""), HasSubstr("has a range that begins with a set"));
+  EXPECT_THAT(SplitBy("[+-\\d]", ""), HasSubstr("has a range that ends with a set"));
+  EXPECT_THAT(SplitBy("[a[b]", ""), HasSubstr("ends in a class"));
+  EXPECT_THAT(SplitBy(std::string(100000, '['), ""), HasSubstr("too many classes in each other"));
 }
 
 TEST(Normalizer, TextsDoNotGrowWithoutBound) {
