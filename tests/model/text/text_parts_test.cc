@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <limits>
 #include <random>
 #include <span>
@@ -298,6 +299,20 @@ TEST(PieceModels, FindTheBestTokens) {
   EXPECT_EQ(word_piece->Encode(std::string(100, 'b'))->size(), 100u);
   const std::vector<TokenId> words = {5, 8, 6, 4};
   EXPECT_EQ(word_piece->Decode(words), "abab a b");
+}
+
+// Each space is a token that takes the white space in front of it. If it looked at what other
+// tokens have taken, a text of spaces would take minutes.
+TEST(PieceModels, AddedTokensOfWhiteSpaceTakeLittleTime) {
+  TokenizerBundle bundle = Pieces("bert");
+  bundle.tokens[2] = " ";
+  bundle.added_rules = {{.id = 2, .strips_left = true}};
+  const auto tokenizer = Tokenizer::Create(bundle);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_THAT(*tokenizer->Encode("a\t  b"), ElementsAre(6, 2, 2, 4));
+  const std::clock_t begin = std::clock();
+  EXPECT_EQ(tokenizer->Encode(std::string(200'000, ' '))->size(), 200'000u);
+  EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
 }
 
 TEST(PieceModels, VocabulariesThatContradictThemselvesAreRefused) {
