@@ -21,6 +21,11 @@ namespace {
 // this serves pieces of megabytes and still ends.
 constexpr uint32_t kMatchLimit = 50'000'000;
 
+// What one match may take to remember where it may go on: JIT code has a stack, the interpreter the
+// heap. A group that repeats takes about 32 bytes for each time.
+constexpr size_t kMostStackBytes = 8 << 20;
+constexpr uint32_t kMostHeapKiB = 64 << 10;
+
 std::string Shown(std::string_view text) {
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, 80))), "'");
 }
@@ -172,9 +177,20 @@ struct FreeMatchData {
 struct FreeMatchContext {
   void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
 };
+struct FreeStack {
+  void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
+};
 struct FreeCode {
   void operator()(pcre2_code* code) const { pcre2_code_free(code); }
 };
+
+// The calling thread's stack for JIT code; null, which stands for 32 KiB of its own: no memory.
+pcre2_jit_stack* StackOfThread(void* /*unused*/) {
+  constexpr size_t kFirstBytes = 32 << 10;
+  thread_local const std::unique_ptr<pcre2_jit_stack, FreeStack> stack(
+      pcre2_jit_stack_create(kFirstBytes, kMostStackBytes, nullptr));
+  return stack.get();
+}
 
 }  // namespace
 
@@ -203,6 +219,8 @@ absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
   pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
   regex->limits.reset(pcre2_match_context_create(nullptr));
   pcre2_set_match_limit(regex->limits.get(), kMatchLimit);
+  pcre2_set_heap_limit(regex->limits.get(), kMostHeapKiB);
+  pcre2_jit_stack_assign(regex->limits.get(), StackOfThread, nullptr);
   Pattern pattern;
   pattern.regex_ = std::move(regex);
   return pattern;

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -192,6 +193,26 @@ TEST(Pattern, AClassInAClassStandsForItsMembers) {
   EXPECT_THAT(SplitBy("[+-\\d]", ""), HasSubstr("has a range that ends with a set"));
   EXPECT_THAT(SplitBy("[a[b]", ""), HasSubstr("ends in a class"));
   EXPECT_THAT(SplitBy(std::string(100000, '['), ""), HasSubstr("too many classes in each other"));
+}
+
+// A group that repeats needs memory for each time.
+TEST(Pattern, LongWordsAreSplitInEveryThread) {
+  const std::string word(200'000, 'a');
+  const auto pattern = Pattern::Regex("(?:\\p{L}|\\p{N})+");
+  ASSERT_TRUE(pattern.ok());
+  std::array<size_t, 4> longest{};
+  std::vector<std::thread> threads;
+  for (size_t& own : longest) {
+    threads.emplace_back([&] {
+      const auto split = pattern->Split(word, [&](std::string_view part, bool matches) {
+        if (matches) own = part.size();
+        return true;
+      });
+      EXPECT_TRUE(split.ok()) << split.status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(longest, ElementsAre(200'000, 200'000, 200'000, 200'000));
 }
 
 TEST(Normalizer, TextsDoNotGrowWithoutBound) {
