@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "common/types/text.h"
 
@@ -20,45 +21,155 @@ namespace {
 // this serves pieces of megabytes and still ends.
 constexpr uint32_t kMatchLimit = 50'000'000;
 
+// What one match may take to remember where it may go on: JIT code has a stack, the interpreter the
+// heap. A group that repeats takes about 32 bytes for each time.
+constexpr size_t kMostStackBytes = 8 << 20;
+constexpr uint32_t kMostHeapKiB = 64 << 10;
+
 std::string Shown(std::string_view text) {
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, 80))), "'");
 }
 
 // The pattern of a tokenizer.json, which Oniguruma or Rust's regex would read, for PCRE2. \s and \S
 // are spelled out, because PCRE2's differ; what else differs is refused.
-absl::StatusOr<std::string> TranslatePattern(std::string_view pattern) {
-  constexpr std::string_view kSame = "pPdDrntf";  // with the same meaning everywhere
-  std::string out;
-  bool in_class = false;
-  for (size_t at = 0; at < pattern.size(); ++at) {
-    const char c = pattern[at];
-    if (c != '\\') {
-      if (c == '[' && in_class) {
-        return Unimplemented("the pattern ", Shown(pattern), " has a class in a class");
+class Translator {
+ public:
+  explicit Translator(std::string_view pattern) : pattern_(pattern) {}
+
+  absl::StatusOr<std::string> Run() && {
+    while (at_ < pattern_.size()) {
+      const char c = pattern_[at_];
+      absl::Status status;
+      if (c == '\\') {
+        status = Escape(/*in_class=*/false).status();
+      } else if (c == '[') {
+        status = Class();
+      } else {
+        out_ += c;
+        ++at_;
       }
-      in_class = c == '[' || (in_class && c != ']');
-      out += c;
-      continue;
+      if (!status.ok()) return status;
     }
-    if (++at == pattern.size()) {
-      return InvalidArgument("the pattern ", Shown(pattern), " ends with a backslash");
-    }
-    const char next = pattern[at];
-    const bool letter = (next >= 'a' && next <= 'z') || (next >= 'A' && next <= 'Z');
-    if (next == 's') {
-      out += in_class ? WS : "[" WS "]";
-    } else if (next == 'S' && !in_class) {
-      out += "[^" WS "]";
-    } else if ((letter && kSame.find(next) == std::string_view::npos) ||
-               (next >= '0' && next <= '9')) {
-      return Unimplemented("the pattern ", Shown(pattern), " has \\", std::string_view(&next, 1));
-    } else {
-      out += c;
-      out += next;
-    }
+    return std::move(out_);
   }
-  return out;
-}
+
+ private:
+  // What a member of a class is.
+  enum class Member : uint8_t { kNone, kCharacter, kRange, kSet, kClass };
+
+  absl::Status Has(std::string_view what) const {
+    return Unimplemented("the pattern ", Shown(pattern_), " has ", what);
+  }
+  absl::Status Ends(std::string_view where) const {
+    return InvalidArgument("the pattern ", Shown(pattern_), " ends ", where);
+  }
+  bool Begins(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
+
+  absl::StatusOr<Member> Escape(bool in_class) {
+    constexpr std::string_view kSame = "dDrntf";  // with the same meaning everywhere
+    if (++at_ == pattern_.size()) return Ends("with a backslash");
+    const char c = pattern_[at_++];
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (c == 's') {
+      out_ += in_class ? WS : "[" WS "]";
+      return Member::kSet;
+    }
+    if (c == 'S' && !in_class) {
+      out_ += "[^" WS "]";
+      return Member::kSet;
+    }
+    if (c == 'p' || c == 'P') return Property(c);
+    if ((letter && kSame.find(c) == kSame.npos) || (c >= '0' && c <= '9')) {
+      return Has(Cat("\\", std::string_view(&c, 1)));
+    }
+    out_ += '\\';
+    out_ += c;
+    return c == 'd' || c == 'D' ? Member::kSet : Member::kCharacter;
+  }
+
+  // \p or \P, of which the name follows.
+  absl::StatusOr<Member> Property(char c) {
+    out_ += '\\';
+    out_ += c;
+    const size_t end = pattern_.find('}', at_);
+    if (Begins("{") && end != pattern_.npos) {
+      out_ += pattern_.substr(at_, end + 1 - at_);
+      at_ = end + 1;
+    }
+    return Member::kSet;
+  }
+
+  absl::Status Class() {
+    out_ += '[';
+    ++at_;
+    if (Begins("^")) {
+      out_ += '^';
+      ++at_;
+    }
+    // The first ] is a character.
+    Member last = Member::kNone;
+    if (Begins("]")) {
+      out_ += "\\]";
+      ++at_;
+      last = Member::kCharacter;
+    }
+    const absl::Status status = Members(last);
+    out_ += ']';
+    return status;
+  }
+
+  // Up to the end of a class. A class in a class stands for its members.
+  absl::Status Members(Member last) {
+    for (; !Begins("]");) {
+      if (at_ == pattern_.size()) return Ends("in a class");
+      if (Begins("&&")) return Has("an intersection of classes");
+      if (Begins("[")) {
+        ++at_;
+        if (Begins(":")) return Has("[: in a class");
+        if (Begins("^")) return Has("a negated class in a class");
+        if (Begins("]")) return Has("[] in a class");
+        if (++depth_ > kMostDepth) return Has("too many classes in each other");
+        if (absl::Status status = Members(Member::kNone); !status.ok()) return status;
+        --depth_;
+        last = Member::kClass;
+        continue;
+      }
+      const bool range = Begins("-") && !pattern_.substr(at_ + 1).starts_with("]");
+      if (range && last == Member::kSet) return Has("a range that begins with a set");
+      if (range && last == Member::kCharacter) {
+        out_ += '-';
+        ++at_;
+        const auto end = Begins("[") || Begins("&&") ? Member::kSet : OneMember();
+        if (!end.ok()) return end.status();
+        if (*end == Member::kSet) return Has("a range that ends with a set");
+        last = Member::kRange;
+        continue;
+      }
+      const auto member = OneMember();
+      if (!member.ok()) return member.status();
+      last = *member;
+    }
+    ++at_;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Member> OneMember() {
+    if (at_ == pattern_.size()) return Ends("in a class");
+    if (Begins("\\")) return Escape(/*in_class=*/true);
+    if (absl::ascii_ispunct(static_cast<unsigned char>(pattern_[at_]))) out_ += '\\';
+    do {
+      out_ += pattern_[at_++];
+    } while (at_ < pattern_.size() && (static_cast<uint8_t>(pattern_[at_]) & 0xc0) == 0x80);
+    return Member::kCharacter;
+  }
+
+  static constexpr int kMostDepth = 8;
+
+  const std::string_view pattern_;
+  size_t at_ = 0;  // of pattern_
+  int depth_ = 0;  // of classes in a class
+  std::string out_;
+};
 
 struct FreeMatchData {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
@@ -66,9 +177,20 @@ struct FreeMatchData {
 struct FreeMatchContext {
   void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
 };
+struct FreeStack {
+  void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
+};
 struct FreeCode {
   void operator()(pcre2_code* code) const { pcre2_code_free(code); }
 };
+
+// The calling thread's stack for JIT code; null, which stands for 32 KiB of its own: no memory.
+pcre2_jit_stack* StackOfThread(void* /*unused*/) {
+  constexpr size_t kFirstBytes = 32 << 10;
+  thread_local const std::unique_ptr<pcre2_jit_stack, FreeStack> stack(
+      pcre2_jit_stack_create(kFirstBytes, kMostStackBytes, nullptr));
+  return stack.get();
+}
 
 }  // namespace
 
@@ -97,13 +219,15 @@ absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
   pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
   regex->limits.reset(pcre2_match_context_create(nullptr));
   pcre2_set_match_limit(regex->limits.get(), kMatchLimit);
+  pcre2_set_heap_limit(regex->limits.get(), kMostHeapKiB);
+  pcre2_jit_stack_assign(regex->limits.get(), StackOfThread, nullptr);
   Pattern pattern;
   pattern.regex_ = std::move(regex);
   return pattern;
 }
 
 absl::StatusOr<Pattern> Pattern::Regex(std::string_view expression) {
-  const auto translated = TranslatePattern(expression);
+  const auto translated = Translator(expression).Run();
   if (!translated.ok()) return translated.status();
   return Pcre2(*translated);
 }

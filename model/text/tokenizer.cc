@@ -318,21 +318,22 @@ TokenId Tokenizer::FindSpecial(std::string_view text) const {
   return it != added_.end() && IsSpecial(it->second) ? it->second : -1;
 }
 
-Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t at, size_t run_end,
-                                         bool special_allowed) const {
+Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t plain_begin, size_t at,
+                                         size_t run_end, bool special_allowed) const {
   constexpr Added kNone{-1, 0, 0};
   if (!MayBeginAdded(text[at])) return kNone;
   for (const size_t size : added_sizes_) {
     if (size > run_end - at) continue;
     const auto it = added_.find(text.substr(at, size));
     if (it == added_.end() || (IsSpecial(it->second) && !special_allowed)) continue;
-    if (const Added added = WithRule(it->second, text, at, size); added.id >= 0) return added;
+    if (const Added added = WithRule(it->second, text, plain_begin, at, size); added.id >= 0)
+      return added;
   }
   return kNone;
 }
 
-Tokenizer::Added Tokenizer::WithRule(TokenId id, std::string_view text, size_t at,
-                                     size_t size) const {
+Tokenizer::Added Tokenizer::WithRule(TokenId id, std::string_view text, size_t plain_begin,
+                                     size_t at, size_t size) const {
   Added added{id, at, at + size};
   const auto rule = added_rules_.find(id);
   if (rule == added_rules_.end()) return added;
@@ -341,7 +342,7 @@ Tokenizer::Added Tokenizer::WithRule(TokenId id, std::string_view text, size_t a
        (added.end < text.size() && IsWordCharacter(ReadUtf8(text, added.end).code_point)))) {
     return {-1, 0, 0};
   }
-  while (rule->second.strips_left && added.begin > 0 &&
+  while (rule->second.strips_left && added.begin > plain_begin &&
          IsWhiteSpace(CharacterBefore(text, added.begin))) {
     --added.begin;
     while ((static_cast<uint8_t>(text[added.begin]) & 0xc0) == 0x80) --added.begin;
@@ -460,7 +461,7 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
     while (true) {
       while (at < run.end && !MayBeginAdded(text[at])) ++at;
       if (at >= run.end) break;
-      const Added added = AddedTokenAt(text, at, run.end, run.special_allowed);
+      const Added added = AddedTokenAt(text, plain_begin, at, run.end, run.special_allowed);
       if (added.id < 0) {
         ++at;
         continue;

@@ -121,15 +121,18 @@ class Tokenizer {
 
   bool MayBeginAdded(char c) const { return added_first_[static_cast<uint8_t>(c)]; }
   // The longest added token that begins at `at`; id -1 if there is none. It takes the text
-  // [begin, end), which may have white space around it.
+  // [begin, end), which may have white space around it. That in front ends at `plain_begin`:
+  // another token took what is before.
   struct Added {
     TokenId id;
     size_t begin, end;
   };
-  Added AddedTokenAt(std::string_view text, size_t at, size_t run_end, bool special_allowed) const;
+  Added AddedTokenAt(std::string_view text, size_t plain_begin, size_t at, size_t run_end,
+                     bool special_allowed) const;
   // Applies the rule of a token of `size` bytes at `at` of the whole text. Id -1: it does not count
   // there.
-  Added WithRule(TokenId id, std::string_view text, size_t at, size_t size) const;
+  Added WithRule(TokenId id, std::string_view text, size_t plain_begin, size_t at,
+                 size_t size) const;
 
   // Both return OutOfRange when `out` would have more than `max_tokens`.
   // `first`: nothing comes before the text. `cache` may be null.

@@ -4,11 +4,13 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <limits>
 #include <random>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -18,6 +20,7 @@
 #include "model/text/character_map.h"
 #include "model/text/detokenizer.h"
 #include "model/text/normalizer.h"
+#include "model/text/pattern.h"
 #include "model/text/piece_model.h"
 #include "model/text/splitter.h"
 #include "model/text/token_text.h"
@@ -165,6 +168,53 @@ TEST(CharacterMap, AWalkInCirclesEnds) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
+// The parts that a pattern of a tokenizer.json splits a text into, or why it is refused.
+std::string SplitBy(std::string_view expression, std::string_view text) {
+  const auto pattern = Pattern::Regex(expression);
+  if (!pattern.ok()) return Message(pattern.status());
+  std::string parts;
+  const auto split = pattern->Split(text, [&](std::string_view part, bool matches) {
+    parts +=
+        (parts.empty() ? "" : " ") + (matches ? "<" + std::string(part) + ">" : std::string(part));
+    return true;
+  });
+  return split.ok() ? parts : Message(split.status());
+}
+
+TEST(Pattern, AClassInAClassStandsForItsMembers) {
+  EXPECT_EQ(SplitBy(" ?[^(\\s|[.,!])]+", "one (two), x|y"), "<one>  ( <two> ), < x> | <y>");
+  EXPECT_EQ(SplitBy("[a-c[x[.-]]-]+", "ab-.wxz"), "<ab-.> w <x> z");
+  EXPECT_EQ(SplitBy("[]a]", "a]b"), "<a> <]> b");
+  EXPECT_EQ(SplitBy("[[a]-z]", "a-z"), "<a> <-> <z>");
+  EXPECT_THAT(SplitBy("[a[^b]]", ""), HasSubstr("has a negated class in a class"));
+  EXPECT_THAT(SplitBy("[a&&[b]]", ""), HasSubstr("has an intersection of classes"));
+  EXPECT_THAT(SplitBy("[[:alpha:]]", ""), HasSubstr("has [: in a class"));
+  EXPECT_THAT(SplitBy("[\\d-z]", ""), HasSubstr("has a range that begins with a set"));
+  EXPECT_THAT(SplitBy("[+-\\d]", ""), HasSubstr("has a range that ends with a set"));
+  EXPECT_THAT(SplitBy("[a[b]", ""), HasSubstr("ends in a class"));
+  EXPECT_THAT(SplitBy(std::string(100000, '['), ""), HasSubstr("too many classes in each other"));
+}
+
+// A group that repeats needs memory for each time.
+TEST(Pattern, LongWordsAreSplitInEveryThread) {
+  const std::string word(200'000, 'a');
+  const auto pattern = Pattern::Regex("(?:\\p{L}|\\p{N})+");
+  ASSERT_TRUE(pattern.ok());
+  std::array<size_t, 4> longest{};
+  std::vector<std::thread> threads;
+  for (size_t& own : longest) {
+    threads.emplace_back([&] {
+      const auto split = pattern->Split(word, [&](std::string_view part, bool matches) {
+        if (matches) own = part.size();
+        return true;
+      });
+      EXPECT_TRUE(split.ok()) << split.status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(longest, ElementsAre(200'000, 200'000, 200'000, 200'000));
+}
+
 TEST(Normalizer, TextsDoNotGrowWithoutBound) {
   const TextStep grow{.kind = Kind::kReplace, .pattern = "a", .text = std::string(200, 'a')};
   const std::vector<TextStep> steps(8, grow);
@@ -270,6 +320,20 @@ TEST(PieceModels, FindTheBestTokens) {
   EXPECT_EQ(word_piece->Encode(std::string(100, 'b'))->size(), 100u);
   const std::vector<TokenId> words = {5, 8, 6, 4};
   EXPECT_EQ(word_piece->Decode(words), "abab a b");
+}
+
+// Each space is a token that takes the white space in front of it. If it looked at what other
+// tokens have taken, a text of spaces would take minutes.
+TEST(PieceModels, AddedTokensOfWhiteSpaceTakeLittleTime) {
+  TokenizerBundle bundle = Pieces("bert");
+  bundle.tokens[2] = " ";
+  bundle.added_rules = {{.id = 2, .strips_left = true}};
+  const auto tokenizer = Tokenizer::Create(bundle);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_THAT(*tokenizer->Encode("a\t  b"), ElementsAre(6, 2, 2, 4));
+  const std::clock_t begin = std::clock();
+  EXPECT_EQ(tokenizer->Encode(std::string(200'000, ' '))->size(), 200'000u);
+  EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
 }
 
 TEST(PieceModels, VocabulariesThatContradictThemselvesAreRefused) {

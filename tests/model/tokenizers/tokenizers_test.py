@@ -22,6 +22,9 @@ DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
             r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
 
+# The regular expression of BLOOM has a class in a class.
+BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+
 
 def split(pattern):
     return pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -55,6 +58,9 @@ BYTE_LEVEL = {
     "falcon": (sequence(pre_tokenizers.Punctuation("contiguous"), gpt2(),
                         pre_tokenizers.Digits(individual_digits=False), split("[0-9][0-9][0-9]")),
                False),
+    "bloom": (sequence(split(BLOOM), bytes_of_pieces()), False),
+    "classes in classes": (sequence(split(r"[a-e[k-m[\s]][.-]-]+|[]\[z[x]-y]|[\d[o-]p-]"),
+                                    bytes_of_pieces()), False),
     "punctuation": (sequence(pre_tokenizers.Punctuation("isolated"), gpt2()), False),
     "one piece": (bytes_of_pieces(), False),
 }
