@@ -149,7 +149,7 @@ std::string PatternOf(const Json& part) {
       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
   const std::string_view type = TypeOf(part), behavior = Text(At(part, "behavior"));
   if (type == "ByteLevel" && !Flag(part, "add_prefix_space", true)) {
-    return std::string(Flag(part, "use_regex", true) ? kGpt2 : "(?s).+");
+    return std::string(Flag(part, "use_regex", true) ? kGpt2 : "(?m).+");
   }
   if (type == "Digits") return Flag(part, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)";
   if (type == "Punctuation" && (behavior == "Isolated" || behavior == "Contiguous")) {

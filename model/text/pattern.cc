@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <iterator>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -30,26 +31,30 @@ std::string Shown(std::string_view text) {
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, 80))), "'");
 }
 
-// The pattern of a tokenizer.json, which Oniguruma or Rust's regex would read, for PCRE2. \s and \S
-// are spelled out, because PCRE2's differ; what else differs is refused.
+// Names of properties with the same characters in Oniguruma and PCRE2: general categories.
+constexpr std::string_view kCategories[] = {
+    "C",  "Cc", "Cf", "Cn", "Co", "Cs", "L",  "Ll", "Lm", "Lo", "Lt", "Lu", "M",
+    "Mc", "Me", "Mn", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Pe", "Pf", "Pi",
+    "Po", "Ps", "S",  "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp", "Zs"};
+// Scripts, which mean the script extensions in PCRE2 if nothing else is said.
+constexpr std::string_view kScripts[] = {
+    "Arabic",   "Armenian",  "Bengali",   "Bopomofo", "Common",   "Cyrillic", "Devanagari",
+    "Ethiopic", "Georgian",  "Greek",     "Gujarati", "Gurmukhi", "Han",      "Hangul",
+    "Hebrew",   "Hiragana",  "Inherited", "Kannada",  "Katakana", "Khmer",    "Lao",
+    "Latin",    "Malayalam", "Mongolian", "Myanmar",  "Oriya",    "Sinhala",  "Tamil",
+    "Telugu",   "Thaana",    "Thai",      "Tibetan"};
+
+// The pattern of a tokenizer.json, which Oniguruma would read, for PCRE2. What both read alike is
+// copied, what differs is spelled out, and the rest is refused.
 class Translator {
  public:
   explicit Translator(std::string_view pattern) : pattern_(pattern) {}
 
   absl::StatusOr<std::string> Run() && {
     while (at_ < pattern_.size()) {
-      const char c = pattern_[at_];
-      absl::Status status;
-      if (c == '\\') {
-        status = Escape(/*in_class=*/false).status();
-      } else if (c == '[') {
-        status = Class();
-      } else {
-        out_ += c;
-        ++at_;
-      }
-      if (!status.ok()) return status;
+      if (absl::Status status = Next(); !status.ok()) return status;
     }
+    out_.append(open_.back(), ')');
     return std::move(out_);
   }
 
@@ -64,6 +69,113 @@ class Translator {
     return InvalidArgument("the pattern ", Shown(pattern_), " ends ", where);
   }
   bool Begins(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
+
+  absl::Status Next() {
+    switch (const char c = pattern_[at_]) {
+      case '\\':
+        return Escape(/*in_class=*/false).status();
+      case '[':
+        return Class();
+      case '(':
+        return Group();
+      case '{':
+        return Interval();
+      case '^':  // of a line
+      case '$':
+        out_ += c == '^' ? "(?m:^)" : "(?m:$)";
+        if (constexpr std::string_view kRepeats = "*+?{";
+            at_ + 1 < pattern_.size() && kRepeats.find(pattern_[at_ + 1]) != kRepeats.npos) {
+          return Has("a repeated ^ or $");
+        }
+        break;
+      case ')':
+        out_.append(open_.back(), ')');
+        if (open_.size() > 1) open_.pop_back();
+        out_ += ')';
+        break;
+      default:
+        out_ += c;
+    }
+    ++at_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Group() {
+    ++at_;
+    if (Begins("*")) return Has("(*");
+    if (Begins("?")) {
+      ++at_;
+      if (Begins("#")) return Comment();
+      constexpr std::string_view kSame[] = {":", "=", "!", ">", "<=", "<!"};
+      const auto same = std::ranges::find_if(kSame, [&](std::string_view m) { return Begins(m); });
+      if (same == std::end(kSame)) return Options();
+      out_ += Cat("(?", *same);
+      at_ += same->size();
+    } else {
+      out_ += '(';
+    }
+    open_.push_back(0);
+    return absl::OkStatus();
+  }
+
+  absl::Status Comment() {
+    for (; !Begins(")"); ++at_) {
+      if (Begins("\\")) ++at_;
+      if (at_ >= pattern_.size()) return Ends("in a comment");
+    }
+    ++at_;
+    out_ += "(?#)";
+    return absl::OkStatus();
+  }
+
+  // Options for a group, or for the rest of the group around, with all its alternatives.
+  absl::Status Options() {
+    std::string options;
+    const size_t begin = at_;
+    for (; at_ < pattern_.size() && !Begins(":") && !Begins(")"); ++at_) {
+      // What i means is the same, and so is - in front of options that are turned off. With m, a
+      // dot matches all characters.
+      const char c = pattern_[at_];
+      if ((c != 'i' && c != 'm' && (c != '-' || options.find('-') != options.npos)) ||
+          options.size() == kMostOptions) {
+        const size_t shown = absl::ascii_isprint(static_cast<unsigned char>(c)) ? 1 : 0;
+        return Has(Cat("(?", pattern_.substr(begin, at_ + shown - begin)));
+      }
+      options += c == 'm' ? 's' : c;
+    }
+    if (at_ == pattern_.size()) return Ends("in a group");
+    out_ += Cat("(?", options, ":");
+    if (Begins(":")) {
+      open_.push_back(0);
+    } else {
+      ++open_.back();
+    }
+    ++at_;
+    return absl::OkStatus();
+  }
+
+  // How often something repeats; if it is nothing of the kind, { is a character.
+  absl::Status Interval() {
+    const auto digits = [&](size_t at) {
+      return std::min(pattern_.find_first_not_of("0123456789", at), pattern_.size());
+    };
+    const size_t least = digits(at_ + 1);
+    const bool fixed = least == pattern_.size() || pattern_[least] != ',';
+    const size_t end = fixed ? least : digits(least + 1);
+    if (end == pattern_.size() || pattern_[end] != '}' || end == at_ + 1 ||
+        (least == at_ + 1 && end == least + 1)) {
+      out_ += "\\{";
+      ++at_;
+      return absl::OkStatus();
+    }
+    out_ += least == at_ + 1 ? "{0" : "{";
+    out_ += pattern_.substr(at_ + 1, end - at_);
+    at_ = end + 1;
+    // More repetition in Oniguruma, another kind of the same in PCRE2.
+    if (Begins("+")) return Has("+ behind an interval");
+    if (fixed && Begins("?")) return Has("? behind a number of times");
+    return absl::OkStatus();
+  }
 
   absl::StatusOr<Member> Escape(bool in_class) {
     constexpr std::string_view kSame = "dDrntf";  // with the same meaning everywhere
@@ -89,13 +201,19 @@ class Translator {
 
   // \p or \P, of which the name follows.
   absl::StatusOr<Member> Property(char c) {
-    out_ += '\\';
-    out_ += c;
     const size_t end = pattern_.find('}', at_);
-    if (Begins("{") && end != pattern_.npos) {
-      out_ += pattern_.substr(at_, end + 1 - at_);
-      at_ = end + 1;
+    if (!Begins("{") || end == pattern_.npos) return Has(Cat("\\", std::string_view(&c, 1)));
+    const bool inverted = pattern_[at_ + 1] == '^';
+    const size_t begin = at_ + 1 + (inverted ? 1 : 0);
+    const std::string_view name = pattern_.substr(begin, end - begin);
+    const bool script = std::ranges::find(kScripts, name) != std::end(kScripts);
+    if (!script && std::ranges::find(kCategories, name) == std::end(kCategories)) {
+      return Has(Cat("\\", std::string_view(&c, 1), "{",
+                     absl::CHexEscape(ToAbsl(name.substr(0, 32))), "}"));
     }
+    out_ +=
+        Cat("\\", std::string_view(&c, 1), inverted ? "{^" : "{", script ? "sc:" : "", name, "}");
+    at_ = end + 1;
     return Member::kSet;
   }
 
@@ -164,10 +282,13 @@ class Translator {
   }
 
   static constexpr int kMostDepth = 8;
+  static constexpr size_t kMostOptions = 8;
 
   const std::string_view pattern_;
   size_t at_ = 0;  // of pattern_
   int depth_ = 0;  // of classes in a class
+  // For the whole and for each open group: the groups in it that end with it.
+  std::vector<size_t> open_ = {0};
   std::string out_;
 };
 
@@ -204,7 +325,7 @@ Pattern::Pattern(Pattern&&) = default;
 Pattern& Pattern::operator=(Pattern&&) = default;
 Pattern::~Pattern() = default;
 
-absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
+absl::StatusOr<Pattern> Pattern::Compile(std::string_view expression, std::string_view source) {
   int error = 0;
   PCRE2_SIZE error_offset = 0;
   auto regex = std::make_unique<Compiled>();
@@ -212,8 +333,13 @@ absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
                                   expression.size(), PCRE2_UTF | PCRE2_UCP, &error, &error_offset,
                                   nullptr));
   if (regex->code == nullptr) {
-    return InvalidArgument("the pattern ", Shown(expression), " is no regular expression (PCRE2 ",
+    return InvalidArgument("the pattern ", Shown(source), " is no regular expression (PCRE2 ",
                            error, " at ", error_offset, ")");
+  }
+  uint32_t matches_empty = 0;
+  pcre2_pattern_info(regex->code.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
+  if (matches_empty != 0) {
+    return Unimplemented("the pattern ", Shown(source), " may match the empty text");
   }
   // Without JIT support PCRE2 uses its interpreter, at a third of the speed.
   pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
@@ -226,10 +352,14 @@ absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
   return pattern;
 }
 
+absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
+  return Compile(expression, expression);
+}
+
 absl::StatusOr<Pattern> Pattern::Regex(std::string_view expression) {
   const auto translated = Translator(expression).Run();
   if (!translated.ok()) return translated.status();
-  return Pcre2(*translated);
+  return Compile(*translated, expression);
 }
 
 Pattern Pattern::Text(std::string text) {

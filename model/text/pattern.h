@@ -20,10 +20,11 @@ namespace flotilla::model {
 
 class Pattern {
  public:
-  // An expression as PCRE2 reads it. INVALID_ARGUMENT: it is none.
+  // An expression as PCRE2 reads it. INVALID_ARGUMENT: it is none. UNIMPLEMENTED: it may match the
+  // empty text.
   static absl::StatusOr<Pattern> Pcre2(std::string_view expression);
-  // An expression as Oniguruma or Rust's regex would read it. UNIMPLEMENTED names what it has that
-  // is not known to mean the same here.
+  // An expression as Oniguruma reads it. UNIMPLEMENTED names what it has that is not known to mean
+  // the same here, or says that it may match the empty text.
   static absl::StatusOr<Pattern> Regex(std::string_view expression);
   // A text that stands for itself; an empty one matches nowhere.
   static Pattern Text(std::string text);
@@ -42,6 +43,8 @@ class Pattern {
  private:
   struct Compiled;
   Pattern();
+  // `source` is what messages show.
+  static absl::StatusOr<Pattern> Compile(std::string_view expression, std::string_view source);
 
   std::unique_ptr<const Compiled> regex_;  // null: text_
   std::string text_;

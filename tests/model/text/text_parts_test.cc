@@ -16,6 +16,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/types/text.h"
 #include "model/huggingface/sentencepiece_model.h"
 #include "model/text/character_map.h"
 #include "model/text/detokenizer.h"
@@ -193,6 +194,49 @@ TEST(Pattern, AClassInAClassStandsForItsMembers) {
   EXPECT_THAT(SplitBy("[+-\\d]", ""), HasSubstr("has a range that ends with a set"));
   EXPECT_THAT(SplitBy("[a[b]", ""), HasSubstr("ends in a class"));
   EXPECT_THAT(SplitBy(std::string(100000, '['), ""), HasSubstr("too many classes in each other"));
+}
+
+TEST(Pattern, MeansWhatOnigurumaReads) {
+  EXPECT_EQ(SplitBy("^a", "aa\na"), "<a> a\n <a>");
+  EXPECT_EQ(SplitBy("a$", "aa\na"), "a <a> \n <a>");
+  EXPECT_EQ(SplitBy("\\s+$", "a \n b "), "a < > \n b < >");
+  EXPECT_EQ(SplitBy(".+", "a\nb"), "<a> \n <b>");
+  EXPECT_EQ(SplitBy("(?m).+", "a\nb"), "<a\nb>");
+  EXPECT_EQ(SplitBy("(?m:.)(?-m:.)", "a\nb"), "a <\nb>");
+  EXPECT_EQ(SplitBy("(?:a(?i)b|c)d", "aBd aCd cd"), "<aBd>   <aCd>  cd");
+  EXPECT_EQ(SplitBy("ba{,2}", "baaab"), "<baa> a <b>");
+  EXPECT_EQ(SplitBy("a{,}", "a{,}a{1"), "<a{,}> a{1");
+  EXPECT_EQ(SplitBy("a(?#\\)[)b", "ab"), "<ab>");
+  EXPECT_EQ(SplitBy("\\p{Katakana}", "\u30a1\u30fc"), "<\u30a1> \u30fc");  // U+30FC is Common
+  EXPECT_EQ(SplitBy("\\p{^Han}\\P{L}", "\u4e00a1"), "\u4e00 <a1>");
+}
+
+TEST(Pattern, WhatOnigurumaLacksOrReadsOtherwiseIsRefusedByName) {
+  for (const char* what :
+       {"(?s", "(?R", "(?C", "(?|", "(?x", "(?i-m-", "(?P", "(?(", "(?&", "(?+", "(?1", "(?'", "(*",
+        "\\p{L&}", "\\p{Xan}", "\\p{Letter}", "\\P{}", "\\w", "\\1"}) {
+    EXPECT_THAT(SplitBy("b|" + std::string(what) + "a)", ""), HasSubstr(Cat(" has ", what)));
+  }
+  EXPECT_THAT(SplitBy("a(?" + std::string(1000, 'i') + ")b", ""), HasSubstr("has (?iiiiiiiii"));
+  EXPECT_THAT(SplitBy("\\pL", ""), HasSubstr("has \\p"));
+  EXPECT_THAT(SplitBy("a{2}+", ""), HasSubstr("has + behind an interval"));
+  EXPECT_THAT(SplitBy("a{2}?", ""), HasSubstr("has ? behind a number of times"));
+  EXPECT_THAT(SplitBy("^*a", ""), HasSubstr("has a repeated ^ or $"));
+  for (const char* ends : {"a(?#", "a(?#\\", "a(?i", "a\\", "[a"}) {
+    EXPECT_THAT(SplitBy(ends, ""), HasSubstr("ends"));
+  }
+  for (const char* wrong : {"(a", "a)", "(?i:a", "a(?i))"}) {
+    EXPECT_THAT(SplitBy(wrong, ""), HasSubstr("is no regular expression"));
+  }
+}
+
+// Such a match would be no part of a text.
+TEST(Pattern, AMatchIsNeverEmpty) {
+  for (const std::string empty :
+       {"", "a*", "^", "$", "(?:)", "x{0}", "a{,2}", "a|", "(?=a)", "(?<=a)"}) {
+    EXPECT_EQ(SplitBy(empty, "a"), Cat("the pattern '", empty, "' may match the empty text"));
+  }
+  EXPECT_EQ(SplitBy("(?=a)a", "a"), "<a>");
 }
 
 // A group that repeats needs memory for each time.

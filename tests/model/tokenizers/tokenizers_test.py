@@ -61,6 +61,11 @@ BYTE_LEVEL = {
     "bloom": (sequence(split(BLOOM), bytes_of_pieces()), False),
     "classes in classes": (sequence(split(r"[a-e[k-m[\s]][.-]-]+|[]\[z[x]-y]|[\d[o-]p-]"),
                                     bytes_of_pieces()), False),
+    "lines": (sequence(split(r"^\s*\p{L}+|\s+$"), bytes_of_pieces()), False),
+    "options": (sequence(split("(?m)[.;].{,3}[^a-z]|T(?i)HE|(?-m:OF.+)"), bytes_of_pieces()),
+                False),
+    "scripts": (sequence(split(r"\p{Katakana}+|[\p{Han}\p{^Common}]{2}"), bytes_of_pieces()),
+                False),
     "punctuation": (sequence(pre_tokenizers.Punctuation("isolated"), gpt2()), False),
     "one piece": (bytes_of_pieces(), False),
 }
