@@ -189,8 +189,8 @@ TEST_P(EngineLoopTest, DecodesGetATokenInEveryStepOfALongPrefill) {
   engine->Submit(Request(9, 6000, 2), long_sink);
   AdvanceWhile([&] { return long_sink->tokens() < 1; });
   const std::uint64_t steps = engine->probe().Read().steps - steps_before;
-  // One step has 256 rows, 8 of them decodes. Up to two steps more are under way on either side, and
-  // some may be done before the threads of a busy machine take the request or see its token.
+  // One step has 256 rows, 8 of them decodes. Up to two steps more are under way on either side,
+  // and some may be done before the threads of a busy machine take the request or see its token.
   EXPECT_GE(steps, (6000 + 247) / 248u);
   EXPECT_LE(steps, (6000 + 247) / 248u + 8);
   for (std::uint64_t id = 1; id <= 8; ++id) EXPECT_GE(count(id) - before[id] + 2, steps) << id;
