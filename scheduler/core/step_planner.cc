@@ -326,15 +326,21 @@ void StepPlanner::AssessBeamStep(TableIndex index) {
 
 // A prompt that is short of blocks takes a smaller chunk or waits for the sequences
 // before it. Only the first request in the order makes others give way, so it always
-// advances.
+// advances: sequences of others that open leave it the blocks of its next rows.
 void StepPlanner::AssessPrompts() {
   decodes_are_short_ = !short_of_blocks_.empty();
+  std::uint64_t first_needs = 0;
   for (const TableIndex index : order_) {
     const Sequence& sequence = state_.sequences[index];
     if (IsBeamStep(sequence)) continue;
     if (sequence.state == SequenceState::kPrefill) AssessPrompt(index);
+    if (!prompts_.empty() && prompts_.back() == index && InFirstRequest(sequence)) {
+      first_needs += BlocksNeededForNext(sequence);
+    }
     if (sequence.state != SequenceState::kPending) continue;
-    const std::optional<PendingOpen> open = FindOpen(index, PromptRoom(state_.RequestOf(sequence)));
+    std::uint64_t room = PromptRoom(state_.RequestOf(sequence));
+    if (!InFirstRequest(sequence)) room -= std::min(room, first_needs);
+    const std::optional<PendingOpen> open = FindOpen(index, room);
     if (open.has_value()) ScheduleOpen(*open);
   }
 }
