@@ -249,7 +249,7 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
 // before a copy ends, and that the first request may have only pending sequences.
 TEST(Simulation, SeedsThatFailedOnceHold) {
   for (const std::uint64_t seed :
-       {1241u, 1876u, 3575u, 3774u, 4307u, 9173u, 11011u, 22839u, 28717u, 31025u, 41969u, 42573u}) {
+       {1241u, 1876u, 3575u, 3774u, 4307u, 9173u, 11011u, 22839u, 28717u, 31025u, 41969u, 42573u, 44292u, 46410u}) {
     Simulation simulation(seed);
     EXPECT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
   }
