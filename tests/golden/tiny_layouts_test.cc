@@ -198,6 +198,12 @@ TEST(TinyLayouts, ShardsEndInsideSuperBlocks) {
                        .embedding_type = model::GgmlType::kQ6_K});
 }
 
+// Heads whose size is no multiple of 16, also with longer V, and splits that begin anywhere.
+TEST(TinyLayouts, HeadsMayHaveAnySize) {
+  ExpectTheSameBitsOf({.head_dim = 40});
+  ExpectTheSameBitsOf({.heads = 6, .kv_heads = 3, .head_dim = 36, .value_dim = 80});
+}
+
 // Experts with integer products: three splits, of which the last is short.
 TEST(TinyLayouts, ExpertsMayBeQuantised) { ExpectTheSameBitsOf({.ffn = 160, .experts = 5}); }
 

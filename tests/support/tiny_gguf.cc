@@ -104,6 +104,8 @@ constexpr std::string_view kChatMl =
     "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
     "}}{% endif %}";
 
+uint32_t ValueDim(const TinyModelOptions& o) { return o.value_dim == 0 ? o.head_dim : o.value_dim; }
+
 void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
   file.AddString("general.architecture", "llama");
   file.AddString("general.name", "tiny");
@@ -115,7 +117,7 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
   file.AddUint32("llama.attention.head_count", o.heads);
   file.AddUint32("llama.attention.head_count_kv", o.kv_heads);
   file.AddUint32("llama.attention.key_length", o.head_dim);
-  file.AddUint32("llama.attention.value_length", o.head_dim);
+  file.AddUint32("llama.attention.value_length", ValueDim(o));
   file.AddUint32("llama.rope.dimension_count", o.head_dim);
   file.AddFloat("llama.rope.freq_base", o.rope_base);
   file.AddFloat("llama.attention.layer_norm_rms_epsilon", 1e-5f);
@@ -163,15 +165,16 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
                    EncodeTensor(model::GgmlType::kF32, values));
   };
   const uint64_t q_width = uint64_t{o.heads} * o.head_dim;
-  const uint64_t kv_width = uint64_t{o.kv_heads} * o.head_dim;
+  const uint64_t key_width = uint64_t{o.kv_heads} * o.head_dim;
+  const uint64_t value_width = uint64_t{o.kv_heads} * ValueDim(o);
   matrix("token_embd.weight", o.hidden, o.vocab, o.embedding_type);
   for (uint32_t layer = 0; layer < o.layers; ++layer) {
     const std::string prefix = "blk." + std::to_string(layer) + ".";
     norm(prefix + "attn_norm.weight");
     matrix(prefix + "attn_q.weight", o.hidden, q_width, o.matrix_type);
-    matrix(prefix + "attn_k.weight", o.hidden, kv_width, o.matrix_type);
-    matrix(prefix + "attn_v.weight", o.hidden, kv_width, o.matrix_type);
-    matrix(prefix + "attn_output.weight", q_width, o.hidden, o.matrix_type);
+    matrix(prefix + "attn_k.weight", o.hidden, key_width, o.matrix_type);
+    matrix(prefix + "attn_v.weight", o.hidden, value_width, o.matrix_type);
+    matrix(prefix + "attn_output.weight", uint64_t{o.heads} * ValueDim(o), o.hidden, o.matrix_type);
     norm(prefix + "ffn_norm.weight");
     if (o.experts > 0) {
       matrix(prefix + "ffn_gate_inp.weight", o.hidden, o.experts, model::GgmlType::kF32);

@@ -57,7 +57,8 @@ struct TinyModelOptions {
   uint32_t heads = 4;
   uint32_t kv_heads = 2;
   uint32_t head_dim = 32;
-  uint32_t ffn = 288;  // multiple of 32; two whole FFN splits and a short one
+  uint32_t value_dim = 0;  // 0: as head_dim
+  uint32_t ffn = 288;      // multiple of 32; two whole FFN splits and a short one
   // In place of the FFN so many experts of that width, two of which each row goes through; 0: none.
   uint32_t experts = 0;
   uint32_t vocab = 320;       // at least kTinyVocabMin

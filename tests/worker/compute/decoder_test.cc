@@ -60,6 +60,13 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
        .vocab = 333,
        .matrix_type = model::GgmlType::kQ8_0,
        .embedding_type = model::GgmlType::kF16},
+      {.head_dim = 40},
+      {.heads = 6, .kv_heads = 2, .head_dim = 36, .value_dim = 80},
+      {.heads = 4,
+       .kv_heads = 1,
+       .head_dim = 48,
+       .value_dim = 24,
+       .matrix_type = model::GgmlType::kF32},
       {.layers = 3, .matrix_type = model::GgmlType::kF32, .embedding_type = model::GgmlType::kF32},
       {.hidden = 256,
        .head_dim = 64,
@@ -111,6 +118,13 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
       HasSubstr("experts without a gate"));
   EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().ffn.width = 32; }),
               HasSubstr("different sizes"));
+  EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().attention.value_dim = 16; }),
+              HasSubstr("different sizes"));
+  EXPECT_THAT(of_layers([](auto& layer) {
+                layer.attention.head_dim = 40;
+                layer.attention.head_norms = model::HeadNorms::kAllHeads;
+              }),
+              HasSubstr("one norm of heads whose size is no multiple of 16"));
 }
 
 // Runs `s` beside others that decode, prefill and start at odd times.
@@ -174,6 +188,8 @@ void ExpectTheSameBitsOfBackends(const Model& model) {
 
 TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
   ExpectTheSameBitsOfBackends(Model({.head_dim = 16}));
+  ExpectTheSameBitsOfBackends(Model({.head_dim = 40}));
+  ExpectTheSameBitsOfBackends(Model({.heads = 6, .head_dim = 36, .value_dim = 80}));
   ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
 }
 

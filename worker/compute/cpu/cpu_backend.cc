@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/spec.h"
+#include "worker/compute/model_shard.h"
 #include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
@@ -23,8 +24,7 @@ std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options) {
 }
 
 absl::Status CpuBackend::Check(const model::ModelSpec& spec) const {
-  return kernels::CheckKvDims(static_cast<int>(spec.attention().key_dim()),
-                              static_cast<int>(spec.attention().value_prefix()));
+  return kernels::CheckKvDims(KvDimsOf(spec.attention()));
 }
 
 BufferHandle CpuBackend::AddBuffer(int64_t width) {

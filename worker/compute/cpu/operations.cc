@@ -297,7 +297,7 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
   if (begin >= end) return;
 
   NormHeads(attention, qkv, begin, end);
-  const int dim = attention.head_dim;
+  const int dim = attention.dims.key;
   const int64_t query_width = int64_t{attention.projected_heads} * dim;
   const int64_t key_width = int64_t{attention.projected_kv_heads} * dim;
   const int64_t first_key = query_width + int64_t{attention.first_kv_head} * dim;
@@ -323,7 +323,7 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
         .first_position = sequence.first_position,
         .heads = attention.kv_heads,
         .k = token + first_key,
-        .v = attention.value_prefix > 0 ? nullptr : token + query_width + key_width,
+        .v = attention.dims.prefix ? nullptr : token + query_width + key_width,
         .token_stride = qkv.width};
     write.cache.block_table = inputs_.table(index, attention.group);
     ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
@@ -333,16 +333,16 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
 }
 
 void CpuBackend::NormHeads(const AttentionOp& attention, Buffer& qkv, int64_t begin, int64_t end) {
-  const int dim = attention.head_dim;
+  const int dim = attention.dims.key, size = attention.head_dim;
   const auto norm = [&](float* heads, int count, const NormOp& op) {
     switch (attention.head_norms) {
       case model::HeadNorms::kNone:
         return;
       case model::HeadNorms::kShared:
-        return NormRows(op, heads, dim, dim, heads, dim, 0, count);
+        return NormRows(op, heads, dim, size, heads, dim, 0, count);
       case model::HeadNorms::kOwn:
         for (int head = 0; head < count; ++head) {
-          NormOwnHead(op, head, dim, heads + int64_t{head} * dim);
+          NormOwnHead(op, head, size, heads + int64_t{head} * dim);
         }
         return;
       case model::HeadNorms::kAllHeads:
@@ -380,8 +380,8 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
   Buffer& attended = At(out);
   const kernels::KvView cache = cache_.Layer(attention.layer);
   const int kv_heads = attention.kv_heads, group = attention.heads / attention.kv_heads;
-  const int dim = attention.head_dim, value_dim = cache.value_dim();
-  const int most = attention.value_prefix > 0 ? kLatentHeads : group;
+  const int dim = attention.dims.key, out_dim = attention.result_dim;
+  const int most = attention.dims.prefix ? kLatentHeads : group;
   const int cuts = (group + most - 1) / most;  // of the query heads of a KV head
   const float* const slopes = At(attention.slopes);
   const float* const sinks = At(attention.sinks);
@@ -395,8 +395,8 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
     // Heads whose results lie side by side are one call.
     for (int head = first; head < last;) {
       int heads = 1;
-      while (head + heads < last && attention.head_places[head + heads] ==
-                                        attention.head_places[head] + heads * value_dim) {
+      while (head + heads < last &&
+             attention.head_places[head + heads] == attention.head_places[head] + heads * out_dim) {
         ++heads;
       }
       const int64_t query = int64_t{attention.first_head + head} * dim;
@@ -411,6 +411,7 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
                                   .softcap = attention.softcap,
                                   .slopes = slopes == nullptr ? nullptr : slopes + head,
                                   .sinks = sinks == nullptr ? nullptr : sinks + head,
+                                  .out_dim = out_dim,
                                   .out = attended.data.data() +
                                          sequence.row_begin * attended.width +
                                          attention.head_places[head],
