@@ -110,6 +110,25 @@ class Weights {
   kernels::PackedMatrix matrix_;
 };
 
+// Weights of one product whose parts may have several formats, each of which is multiplied as it
+// is.
+class MixedWeights {
+ public:
+  // As Weights::Create.
+  static absl::StatusOr<MixedWeights> Create(std::vector<worker::MatrixPart> parts);
+  absl::Status Load();
+
+  Operand OperandOf(worker::Recipe recipe, const float* x) const;
+  void Multiply(Operand& x, float* out) const;
+
+  std::int64_t k() const { return weights_.front().k(); }
+  std::int64_t columns() const;
+  std::int64_t bytes() const;
+
+ private:
+  std::vector<Weights> weights_;  // of consecutive outputs
+};
+
 // A number of inputs, filled up to whole blocks.
 std::int32_t Whole(std::int64_t inputs) {
   return static_cast<std::int32_t>((inputs + worker::kSplitBlock - 1) / worker::kSplitBlock *
@@ -155,7 +174,13 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     place.at = ends.empty() ? 0 : ends.back();
     ends.push_back(place.at + place.width);
   }
-  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends);
+  std::vector<std::int32_t> windows;
+  for (const worker::SplitPlace& place : places) {
+    for (std::int32_t at = 0; at < place.width; at += kernels::kBlockK) {
+      windows.push_back((place.first() + at) / kPanelWindow);
+    }
+  }
+  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends, windows);
   if (!matrix.ok()) return matrix.status();
   Weights weights;
   weights.parts_ = std::move(parts);
@@ -218,7 +243,7 @@ Operand Weights::OperandOf(worker::Recipe recipe, const float* x) const {
 
 void Weights::Multiply(Operand& x, float* out) const {
   const kernels::MatrixView view = matrix_.view();
-  if (x.quants.empty()) {
+  if (x.quants.empty() || !matrix_.quantized()) {
     Reference().matmul_f32({.weights = view,
                             .x = x.values.data(),
                             .x_stride = view.k,
@@ -236,6 +261,61 @@ void Weights::Multiply(Operand& x, float* out) const {
                           .out = out,
                           .out_stride = view.columns},
                          0, view.panels());
+}
+
+absl::StatusOr<MixedWeights> MixedWeights::Create(std::vector<worker::MatrixPart> parts) {
+  if (parts.empty()) return Misfit("a matrix has no parts");
+  const auto encoding = [](const worker::MatrixPart& part) {
+    return model::EncodingOf(part.tensor->type);
+  };
+  MixedWeights mixed;
+  for (auto begin = parts.begin(); begin != parts.end();) {
+    const auto end = std::find_if(begin, parts.end(), [&](const worker::MatrixPart& part) {
+      return encoding(part) != encoding(*begin);
+    });
+    auto weights = Weights::Create({begin, end});
+    if (!weights.ok()) return weights.status();
+    if (!mixed.weights_.empty() && weights->k() != mixed.k()) {
+      return Misfit("rows of a matrix are not equally long");
+    }
+    mixed.weights_.push_back(*std::move(weights));
+    begin = end;
+  }
+  return mixed;
+}
+
+absl::Status MixedWeights::Load() {
+  absl::Status status;
+  for (Weights& weights : weights_) status.Update(weights.Load());
+  return status;
+}
+
+Operand MixedWeights::OperandOf(worker::Recipe recipe, const float* x) const {
+  Operand operand;
+  for (const Weights& weights : weights_) {
+    operand = weights.OperandOf(recipe, x);
+    if (!operand.quants.empty()) break;
+  }
+  return operand;
+}
+
+void MixedWeights::Multiply(Operand& x, float* out) const {
+  for (const Weights& weights : weights_) {
+    weights.Multiply(x, out);
+    out += weights.columns();
+  }
+}
+
+std::int64_t MixedWeights::columns() const {
+  std::int64_t columns = 0;
+  for (const Weights& weights : weights_) columns += weights.columns();
+  return columns;
+}
+
+std::int64_t MixedWeights::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Weights& weights : weights_) bytes += weights.bytes();
+  return bytes;
 }
 
 // ---- What a device has.
@@ -256,7 +336,7 @@ struct SubtreeProduct {
 };
 
 struct Matrix {
-  Weights weights;
+  MixedWeights weights;
   std::vector<float> bias;  // may be empty
 };
 
@@ -592,7 +672,7 @@ class DeferredBackend::Device {
 
 absl::StatusOr<MatrixHandle> DeferredBackend::Device::AddMatrix(
     std::vector<worker::MatrixPart> parts, std::vector<float> bias) {
-  auto weights = Weights::Create(std::move(parts));
+  auto weights = MixedWeights::Create(std::move(parts));
   if (!weights.ok()) return weights.status();
   if (!bias.empty() && static_cast<std::int64_t>(bias.size()) != weights->columns()) {
     return Misfit("the bias of a matrix");
@@ -980,7 +1060,7 @@ absl::Status DeferredBackend::Device::NormFor(BufferHandle x_handle,
                                               const std::optional<NormOp>& norm, MatrixHandle next,
                                               BufferHandle out) {
   const Buffer& x = buffers_.at(x_handle.index());
-  const Weights& matrix = matrices_.at(next.index()).weights;
+  const MixedWeights& matrix = matrices_.at(next.index()).weights;
   if ((norm.has_value() && x.width != SizeOf(*norm)) || matrix.k() != Whole(x.width) ||
       buffers_.at(out.index()).width < matrix.k()) {
     return Misfit("Norm");

@@ -223,9 +223,8 @@ class Backend {
   // Rows of the tables are read where the file has them.
   virtual EmbeddingHandle AddEmbedding(const EmbeddingSource& source) = 0;
   // Adds weights, which Load reads from the file. The outputs of the parts follow each other, and
-  // each gets its element of the bias, unless that is empty. If the parts have different formats,
-  // the fp32 values of all of them are multiplied (matmul_f32); whatever else a backend makes of
-  // the parts is its own matter. INVALID_ARGUMENT: the sizes do not fit; RESOURCE_EXHAUSTED: not
+  // each gets its element of the bias, unless that is empty. Parts of different formats are each
+  // multiplied as theirs wants it, by the same activations. INVALID_ARGUMENT: the sizes do not fit; RESOURCE_EXHAUSTED: not
   // enough memory.
   virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                                  std::vector<float> bias) = 0;

@@ -73,6 +73,19 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
        .ffn = 256,
        .matrix_type = model::GgmlType::kQ6_K,
        .embedding_type = model::GgmlType::kQ6_K},
+      // As a Q4_K_M file has them: V and down are of another type than what they stand beside.
+      {.hidden = 256,
+       .head_dim = 64,
+       .ffn = 512,
+       .matrix_type = model::GgmlType::kQ4_K,
+       .other_type = model::GgmlType::kQ6_K,
+       .embedding_type = model::GgmlType::kQ6_K},
+      {.hidden = 256,
+       .head_dim = 64,
+       .ffn = 256,
+       .matrix_type = model::GgmlType::kQ5_K,
+       .other_type = model::GgmlType::kF32,
+       .embedding_type = model::GgmlType::kQ5_K},
   };
   for (const TinyModelOptions& shape : shapes) {
     const Model model(shape);
@@ -190,6 +203,19 @@ TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
   ExpectTheSameBitsOfBackends(Model({.head_dim = 16}));
   ExpectTheSameBitsOfBackends(Model({.head_dim = 40}));
   ExpectTheSameBitsOfBackends(Model({.heads = 6, .head_dim = 36, .value_dim = 80}));
+  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
+                                     .head_dim = 64,
+                                     .ffn = 512,
+                                     .matrix_type = model::GgmlType::kQ4_K,
+                                     .other_type = model::GgmlType::kQ6_K,
+                                     .embedding_type = model::GgmlType::kQ4_K}));
+  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
+                                     .heads = 3,
+                                     .kv_heads = 1,
+                                     .head_dim = 256,
+                                     .ffn = 256,
+                                     .matrix_type = model::GgmlType::kQ5_K,
+                                     .other_type = model::GgmlType::kBF16}));
   ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
 }
 

@@ -111,7 +111,11 @@ void CpuBackend::Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) {
 
 void CpuBackend::NormFor(BufferHandle in, const NormOp* norm, MatrixHandle next, BufferHandle out) {
   NoteMove();
-  const MatrixView matrix = matrices_[next.index()].packed->view();
+  // All pieces have the same activations: quantised for those that want it, and as they are.
+  const std::vector<Piece>& pieces = matrices_[next.index()].pieces;
+  const auto quantises = std::find_if(pieces.begin(), pieces.end(),
+                                      [&](const Piece& piece) { return Quantizes(piece.view); });
+  const MatrixView& matrix = (quantises == pieces.end() ? pieces.front() : *quantises).view;
   Buffer& x = At(in);
   Buffer& normed = At(out);
   const kernels::QuantizeArgs quantize = QuantizeFor({.matrix = matrix,
@@ -145,42 +149,46 @@ void CpuBackend::AddBias(const std::vector<float>& bias, Buffer& out, int64_t co
 
 void CpuBackend::Multiply(BufferHandle x, MatrixHandle handle, BufferHandle out) {
   const Matrix& weights = matrices_[handle.index()];
-  const MatrixView matrix = weights.packed->view();
-  const Product product{.matrix = matrix,
-                        .x = At(x).data.data(),
-                        .x_stride = At(x).width,
-                        .out = At(out).data.data(),
-                        .out_stride = At(out).width,
-                        .rows = rows()};
-  pool_.ParallelFor(matrix.panels(), [&](int64_t begin, int64_t end) {
-    MatMul(product, begin, end);
-    const int64_t column = begin * kPanelColumns;
-    AddBias(weights.bias, At(out), column,
-            std::min<int64_t>(end * kPanelColumns, matrix.columns) - column);
+  pool_.ParallelFor(weights.panels(), [&](int64_t begin, int64_t end) {
+    for (const Piece& piece : weights.pieces) {
+      const int64_t panels = piece.view.panels(), last = std::min(end, panels);
+      if (begin < last) MultiplyPiece(weights, piece, begin, last, At(x), At(out));
+      begin = std::max<int64_t>(begin - panels, 0);
+      end -= panels;
+      if (end <= 0) break;
+    }
   });
+}
+
+void CpuBackend::MultiplyPiece(const Matrix& weights, const Piece& piece, int64_t begin,
+                               int64_t end, const Buffer& x, Buffer& out) {
+  MatMul({.matrix = piece.view,
+          .x = x.data.data(),
+          .x_stride = x.width,
+          .out = out.data.data() + piece.column,
+          .out_stride = out.width,
+          .rows = rows()},
+         begin, end);
+  const int64_t column = begin * kPanelColumns;
+  AddBias(weights.bias, out, piece.column + column,
+          std::min<int64_t>(end * kPanelColumns, piece.view.columns) - column);
 }
 
 void CpuBackend::GateUp(BufferHandle x, MatrixHandle handle, const FfnOp& ffn, BufferHandle out) {
   const Matrix& weights = matrices_[handle.index()];
-  const MatrixView matrix = weights.packed->view();
-  const int64_t width = ffn.gated ? matrix.columns / 2 : matrix.columns, panels = Panels(width);
+  const int64_t width = weights.columns() / (ffn.gated ? 2 : 1), panels = Panels(width);
+  // Gate and up have one format, or each its own.
+  const Piece &gates = weights.pieces.front(), &ups = weights.pieces.back();
+  const int64_t first_up = weights.pieces.size() == 1 ? panels : 0;
   Buffer& gate_up = At(out);
-  const Product product{.matrix = matrix,
-                        .x = At(x).data.data(),
-                        .x_stride = At(x).width,
-                        .out = gate_up.data.data(),
-                        .out_stride = gate_up.width,
-                        .rows = rows()};
   pool_.ParallelFor(panels, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; p += kFusedPanels) {
       const int64_t last = std::min(p + kFusedPanels, end);
       const int64_t column = p * kPanelColumns;
       const int64_t count = std::min(last * kPanelColumns, width) - column;
-      MatMul(product, p, last);
-      AddBias(weights.bias, gate_up, column, count);
+      MultiplyPiece(weights, gates, p, last, At(x), gate_up);
       if (ffn.gated) {
-        MatMul(product, panels + p, panels + last);
-        AddBias(weights.bias, gate_up, width + column, count);
+        MultiplyPiece(weights, ups, first_up + p, first_up + last, At(x), gate_up);
       }
       float* const gate = gate_up.data.data() + column;
       const kernels::ActivateArgs args{.activation = ffn.activation,
