@@ -108,6 +108,17 @@ std::string TextSummary(const model::Checkpoint& file) {
                       made.ok() ? "" : absl::StrCat(" cannot be used: ", Shown(made.status())));
 }
 
+// A line about tensors that the text model does not use; empty if there are none.
+std::string SkippedSummary(const model::Checkpoint& file) {
+  std::vector<std::string> parts;
+  for (const model::SkippedTensors& skipped : file.skipped_tensors()) {
+    parts.push_back(absl::StrFormat("%s (%d, %.1f MB)", skipped.prefix, skipped.count,
+                                    static_cast<double>(skipped.bytes) / 1e6));
+  }
+  if (parts.empty()) return "";
+  return absl::StrCat("tensors not used for text: ", absl::StrJoin(parts, ", "), "\n");
+}
+
 // Says what the model is, or why flotilla cannot serve it.
 std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
   if (!spec.ok()) return absl::StrCat("cannot be served: ", Shown(spec.status()));
@@ -137,7 +148,9 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
     separator = ", ";
   }
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
-  out << ")\n" << Summary(spec) << "\n" << TextSummary(file) << "\n\nmetadata\n";
+  out << ")\n"
+      << SkippedSummary(file) << Summary(spec) << "\n"
+      << TextSummary(file) << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
     out << "  " << std::left << std::setw(42) << entry.name << std::setw(14) << entry.type

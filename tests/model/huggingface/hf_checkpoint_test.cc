@@ -184,7 +184,7 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_THAT(ErrorWith("num_hidden_layers", 1 << 20),
               HasSubstr("config.json: num_hidden_layers = 1048576 is not in 1..512"));
   EXPECT_THAT(ErrorWith("hidden_size", -64), HasSubstr("hidden_size is not a non-negative"));
-  EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is missing"));
+  EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is null"));
   EXPECT_THAT(ErrorWith("rms_norm_eps", "1e-5"), HasSubstr("rms_norm_eps is not a number"));
   EXPECT_THAT(ErrorWith("hidden_act", "mish"), HasSubstr("'mish' is not supported"));
   EXPECT_THAT(ErrorWith("sliding_window", 512), HasSubstr("sliding_window is not supported"));
