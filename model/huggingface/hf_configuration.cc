@@ -52,6 +52,8 @@ constexpr Names kNames[] = {
     {"scale_attn_by_inverse_layer_idx", {"scale_attn_by_inverse_layer_idx"}},
     {"max_window_layers", {"max_window_layers"}},
     {"rope.layers", {"no_rope_layers"}},
+    {"rope.layer_interval", {"no_rope_layer_interval"}},
+    {"attention.bidirectional", {"use_bidirectional_attention"}},
     {"rope.dimension_count", {"rotary_dim"}},
     {"expert_count", {"num_local_experts", "num_experts", "n_routed_experts"}},
     {"expert_used_count", {"num_experts_per_tok"}},

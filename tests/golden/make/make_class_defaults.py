@@ -16,8 +16,7 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # Keys that hf_configuration.cc reads by other ways than its lists of names.
-MORE = {"partial_rotary_factor", "rotary_pct", "rope_scaling", "use_sliding_window",
-        "no_rope_layer_interval", "use_bidirectional_attention"}
+MORE = {"partial_rotary_factor", "rotary_pct", "rope_scaling", "use_sliding_window"}
 
 
 def quoted(path, begin="", end="\\Z"):

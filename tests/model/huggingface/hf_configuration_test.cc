@@ -78,6 +78,18 @@ std::string Described(const absl::StatusOr<ModelSpec>& spec) {
   return text;
 }
 
+std::vector<testing::HfTensor> TensorsOf(const Checkpoint& file, const auto& name_of) {
+  std::vector<testing::HfTensor> tensors;
+  for (const Tensor& tensor : file.tensors()) {
+    std::vector<std::uint64_t> shape(tensor.dims, tensor.dims + tensor.rank);
+    std::reverse(shape.begin(), shape.end());
+    const auto* data = reinterpret_cast<const char*>(tensor.data.data());
+    tensors.push_back({name_of(std::string(tensor.name)), std::string(GgmlTypeName(tensor.type)),
+                       shape, std::string(data, tensor.data.size())});
+  }
+  return tensors;
+}
+
 struct Default {
   const char* name;  // of a tiny case
   const char* key;
@@ -191,6 +203,37 @@ TEST(HfConfigurationTest, NullMeansNone) {
   EXPECT_EQ(Folder("gpt_neox", config).spec()->layers[0].wiring, Wiring::kSequential);
 }
 
+TEST(HfConfigurationTest, LayersWithoutPositions) {
+  const auto without = [](const Json& changes) {
+    Json config = ConfigOf("smollm3_nope");
+    config.erase("no_rope_layers");
+    config.erase("no_rope_layer_interval");
+    config.merge_patch(changes);
+    const auto spec = Folder("smollm3_nope", config).spec();
+    if (!spec.ok()) return std::string(spec.status().message());
+    std::string text;
+    for (const LayerSpec& layer : spec->layers) text += layer.attention.rope ? '1' : '0';
+    return text;
+  };
+  const auto layers = ConfigOf("smollm3_nope").value("num_hidden_layers", 0u);
+  ASSERT_EQ(layers, 4u);
+  EXPECT_EQ(without(Json::object()), "1110");
+  EXPECT_EQ(without({{"no_rope_layer_interval", 2}}), "1010");
+  EXPECT_EQ(without({{"no_rope_layer_interval", 2}, {"no_rope_layers", {1, 1, 0, 1}}}), "1101");
+  EXPECT_THAT(without({{"no_rope_layer_interval", 0}}), HasSubstr("no_rope_layer_interval = 0"));
+  EXPECT_THAT(without({{"no_rope_layers", {1, 1, 0.5, 1}}}),
+              HasSubstr("config.json: no_rope_layers has 0.5"));
+  EXPECT_THAT(without({{"no_rope_layers", {1, 1}}}), HasSubstr("has 2 numbers, not 4"));
+}
+
+TEST(HfConfigurationTest, AttentionInBothDirectionsIsRefused) {
+  Json config = ConfigOf("gemma3_text");
+  config["use_bidirectional_attention"] = true;
+  EXPECT_THAT(
+      Described(Folder("gemma3_text", config).spec()),
+      HasSubstr("config.json: use_bidirectional_attention is true, which is not supported"));
+}
+
 // The text of Gemma 3 4B, whose folder states no more than this.
 TEST(HfConfigurationTest, TextConfigOfGemma3) {
   const HfConfiguration config(Json::parse(R"({
@@ -231,16 +274,23 @@ TEST(HfConfigurationTest, DefaultsAreOfKnownArchitectures) {
   EXPECT_TRUE(ClassDefaults("unknown").empty());
 }
 
-std::vector<testing::HfTensor> TensorsOf(const Checkpoint& file, const auto& name_of) {
-  std::vector<testing::HfTensor> tensors;
-  for (const Tensor& tensor : file.tensors()) {
-    std::vector<std::uint64_t> shape(tensor.dims, tensor.dims + tensor.rank);
-    std::reverse(shape.begin(), shape.end());
-    const auto* data = reinterpret_cast<const char*>(tensor.data.data());
-    tensors.push_back({name_of(std::string(tensor.name)), std::string(GgmlTypeName(tensor.type)),
-                       shape, std::string(data, tensor.data.size())});
+// gpt-oss has a bias for each of these.
+TEST(HfConfigurationTest, BiasesOfGptOssAreNeeded) {
+  const auto whole = OpenCheckpoint("tests/data/tiny/gpt_oss");
+  ASSERT_TRUE(whole.ok());
+  const auto all = TensorsOf(**whole, [](const std::string& name) { return name; });
+  for (const char* name : {"self_attn.q_proj.bias", "self_attn.k_proj.bias",
+                           "self_attn.v_proj.bias", "self_attn.o_proj.bias", "mlp.router.bias",
+                           "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias"}) {
+    auto some = all;
+    std::erase_if(some, [&](const auto& tensor) { return tensor.name.ends_with(name); });
+    EXPECT_LT(some.size(), all.size());
+    EXPECT_EQ(Described(Folder(ConfigOf("gpt_oss"), some).spec()),
+              absl::StrCat("tensor model.layers.0.", name, " is missing"));
   }
-  return tensors;
+  Json config = ConfigOf("gpt_oss");
+  config["attention_bias"] = false;
+  EXPECT_THAT(Described(Folder(config, all).spec()), HasSubstr("_proj.bias has no meaning"));
 }
 
 // The text model of a folder for several kinds of input is the one that it would be by itself.
