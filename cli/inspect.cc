@@ -102,10 +102,17 @@ std::string TextSummary(const model::Checkpoint& file) {
   if (!status.ok()) return absl::StrCat("cannot be served: tokenizer: ", Shown(status));
   const std::string tokenizer =
       absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, bundle->tokens.size());
-  if (!bundle->chat_template.has_value()) return absl::StrCat(tokenizer, "; no chat template");
+  std::string more;
+  for (const NamedTemplate& named : bundle->more_templates) {
+    absl::StrAppend(&more, more.empty() ? "; unused chat templates: " : ", ", Escaped(named.name));
+  }
+  if (!bundle->chat_template.has_value()) {
+    return absl::StrCat(tokenizer, "; no chat template", more);
+  }
   const auto made = model::ChatTemplate::Compile(*bundle->chat_template);
   return absl::StrCat(tokenizer, "; chat template",
-                      made.ok() ? "" : absl::StrCat(" cannot be used: ", Shown(made.status())));
+                      made.ok() ? "" : absl::StrCat(" cannot be used: ", Shown(made.status())),
+                      more);
 }
 
 // A line about tensors that the text model does not use; empty if there are none.

@@ -32,6 +32,7 @@ constexpr JsonBounds kTokenizerBounds = {.bytes = 64 << 20, .depth = 16};
 constexpr size_t kMaxModelBytes = 16 << 20;  // tokenizer.model; the largest published one has 5 MB
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr size_t kMaxFiles = 1000;
+constexpr size_t kMaxTemplates = 16;
 
 // Folders of models for several kinds of input have these in front of the names of the text model's
 // tensors, and other prefixes in front of the rest.
@@ -44,7 +45,28 @@ constexpr std::string_view kSkippedPrefixes[] = {"vision_tower.", "vision_model.
 // Reads the files of one folder.
 class Folder {
  public:
-  explicit Folder(std::string path) : path_(std::move(path)) {}
+  explicit Folder(std::string path) : path_(std::move(path)), root_(path_) {}
+
+  // A folder in this one.
+  Folder Inner(std::string_view name) const {
+    Folder inner(PathOf(name));
+    inner.root_ = root_;
+    return inner;
+  }
+  // The names of the files that end so, sorted, but at most `most` and one. A folder that is not
+  // there has none.
+  std::vector<std::string> NamesWith(std::string_view ending, size_t most) const {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (auto entry = std::filesystem::directory_iterator(path_, error);
+         !error && entry != std::filesystem::directory_iterator() && names.size() <= most;
+         entry.increment(error)) {
+      std::string name = entry->path().filename().string();
+      if (name.ends_with(ending)) names.push_back(std::move(name));
+    }
+    std::ranges::sort(names);
+    return names;
+  }
 
   const std::string& path() const { return path_; }
   std::string PathOf(std::string_view name) const { return Cat(path_, "/", name); }
@@ -62,11 +84,12 @@ class Folder {
                              "' is not the name of a file");
     }
     std::error_code error;
-    const fs::path folder = fs::canonical(path_, error);
+    const fs::path root = fs::canonical(root_, error);
     const fs::path file = fs::canonical(PathOf(name), error);
     if (error) return absl::NotFoundError(Cat("cannot open ", PathOf(name)));
+    const fs::path folder = path_ == root_ ? root : root / fs::path(path_).filename();
     const fs::path parent = file.parent_path();
-    if (parent == folder || parent == folder.parent_path().parent_path() / "blobs") {
+    if (parent == folder || parent == root.parent_path().parent_path() / "blobs") {
       return absl::OkStatus();
     }
     return InvalidArgument(PathOf(name), " is a link out of its folder");
@@ -77,7 +100,8 @@ class Folder {
   }
 
  private:
-  const std::string path_;
+  std::string path_;
+  std::string root_;  // the folder of the model
 };
 
 class HfCheckpoint final : public Checkpoint {
@@ -232,12 +256,13 @@ class HfCheckpoint final : public Checkpoint {
   // Adds the ids of an `eos_token_id`: one or a list of them.
   static absl::Status AddEnds(const Json* value, std::string_view file,
                               std::vector<uint64_t>& ends) {
-    constexpr size_t kMost = 64;
+    constexpr size_t kMost = TokenizerBundle::kMaxEnds;
     if (value == nullptr || value->is_null()) return absl::OkStatus();
     const auto add = [&](const Json& id) {
-      if (!id.is_number_unsigned() || ends.size() == kMost) return false;
-      ends.push_back(id.get<uint64_t>());
-      return true;
+      if (!id.is_number_unsigned()) return false;
+      const bool is_new = std::ranges::find(ends, id.get<uint64_t>()) == ends.end();
+      if (is_new) ends.push_back(id.get<uint64_t>());
+      return ends.size() <= kMost;
     };
     const bool good =
         value->is_array() ? std::all_of(value->begin(), value->end(), add) : add(*value);
@@ -254,6 +279,7 @@ class HfCheckpoint final : public Checkpoint {
   // is missing.
   absl::Status LoadTokenizer(const Folder& folder) {
     constexpr char kTokenizer[] = "tokenizer.json", kModel[] = "tokenizer.model";
+    constexpr std::string_view kTemplate = ".jinja";
     HfTokenizerFiles files;
     if (folder.Has(kTokenizer)) {
       auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
@@ -279,6 +305,18 @@ class HfCheckpoint final : public Checkpoint {
       if (!text.ok()) return text.status();
       Hash(*text);
       files.chat_template = *std::move(text);
+    }
+    const Folder more = folder.Inner("additional_chat_templates");
+    const std::vector<std::string> names = more.NamesWith(kTemplate, kMaxTemplates);
+    if (names.size() > kMaxTemplates) {
+      return InvalidArgument(more.path(), " has more than ", kMaxTemplates, " chat templates");
+    }
+    for (const std::string& name : names) {
+      auto text = more.Read(name, kMaxTemplateBytes);
+      if (!text.ok()) return text.status();
+      Hash(*text);
+      files.more_templates.push_back(
+          {.name = name.substr(0, name.size() - kTemplate.size()), .text = *std::move(text)});
     }
     const Json* const text = Member(configuration_.all(), "text_config");
     for (const Json* config : {&configuration_.all(), text}) {

@@ -78,6 +78,15 @@ TEST(InspectTest, NamesWhatIsNotUsedForText) {
                                    "visual. (1, 0.0 MB)\n"));
 }
 
+TEST(InspectTest, NamesUnusedChatTemplates) {
+  testing::GgufBuilder builder = testing::TinyGgufBuilder();
+  builder.AddStrings("tokenizer.chat_templates", {"tool_use", "rag"});
+  builder.AddString("tokenizer.chat_template.tool_use", "x");
+  builder.AddString("tokenizer.chat_template.rag", "x");
+  EXPECT_THAT(Printed(builder.Build()),
+              HasSubstr("; chat template; unused chat templates: tool_use, rag\n"));
+}
+
 TEST(InspectTest, SaysWhyAModelCannotBeServed) {
   testing::GgufBuilder builder;
   builder.AddString("general.architecture", "b\x1b[2Jrt");
