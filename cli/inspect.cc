@@ -106,10 +106,28 @@ std::string TextSummary(const model::Checkpoint& file) {
   if (!status.ok()) return absl::StrCat("cannot be served: tokenizer: ", Shown(status));
   const std::string tokenizer =
       absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, bundle->tokens.size());
-  if (!bundle->chat_template.has_value()) return absl::StrCat(tokenizer, "; no chat template");
+  std::string more;
+  for (const NamedTemplate& named : bundle->more_templates) {
+    absl::StrAppend(&more, more.empty() ? "; unused chat templates: " : ", ", Escaped(named.name));
+  }
+  if (!bundle->chat_template.has_value()) {
+    return absl::StrCat(tokenizer, "; no chat template", more);
+  }
   const auto made = model::ChatTemplate::Compile(*bundle->chat_template);
   return absl::StrCat(tokenizer, "; chat template",
-                      made.ok() ? "" : absl::StrCat(" cannot be used: ", Shown(made.status())));
+                      made.ok() ? "" : absl::StrCat(" cannot be used: ", Shown(made.status())),
+                      more);
+}
+
+// A line about tensors that the text model does not use; empty if there are none.
+std::string SkippedSummary(const model::Checkpoint& file) {
+  std::vector<std::string> parts;
+  for (const model::SkippedTensors& skipped : file.skipped_tensors()) {
+    parts.push_back(absl::StrFormat("%s (%d, %.1f MB)", skipped.prefix, skipped.count,
+                                    static_cast<double>(skipped.bytes) / 1e6));
+  }
+  if (parts.empty()) return "";
+  return absl::StrCat("tensors not used for text: ", absl::StrJoin(parts, ", "), "\n");
 }
 
 // Says what the model is, or why flotilla cannot serve it.
@@ -141,7 +159,9 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
     separator = ", ";
   }
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
-  out << ")\n" << Summary(spec) << "\n" << TextSummary(file) << "\n\nmetadata\n";
+  out << ")\n"
+      << SkippedSummary(file) << Summary(spec) << "\n"
+      << TextSummary(file) << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
     out << "  " << std::left << std::setw(42) << entry.name << std::setw(14) << entry.type

@@ -30,6 +30,13 @@ struct MetadataEntry {
   std::string value;  // shortened and escaped
 };
 
+// Tensors of a file that the text model does not use, e.g. of an encoder of images.
+struct SkippedTensors {
+  std::string prefix;  // of their names
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+};
+
 // Whose names the tensors have. It also says how the pairs of a head that RoPE turns are ordered.
 enum class Naming : uint8_t {
   kLlamaCpp,     // "blk.0.attn_q.weight"; pairs as llama.cpp's converter orders them
@@ -47,6 +54,8 @@ class Checkpoint {
 
   // The tensors in the file's order.
   virtual std::span<const Tensor> tensors() const = 0;
+  // Those of the file that are not among tensors().
+  virtual std::span<const SkippedTensors> skipped_tensors() const { return {}; }
   // Null if there is no tensor of that name.
   virtual const Tensor* FindTensor(std::string_view name) const = 0;
 

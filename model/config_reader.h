@@ -75,6 +75,16 @@ class ConfigReader {
     return *std::move(values);
   }
 
+  // As many values as `count`, each of which is true or false, 1 or 0.
+  std::vector<bool> Flags(std::string_view key, size_t count) {
+    std::vector<bool> flags;
+    for (const double value : Numbers(key, count, 0, 1)) {
+      if (value != 0 && value != 1) Fail(InvalidArgument(in_.NameOf(key), " has ", value));
+      flags.push_back(value != 0);
+    }
+    return flags;
+  }
+
   // Refuses a file that asks for a feature by setting an integer other than 0.
   void RefuseIfSet(std::string_view key) {
     if (!in_.Has(key)) return;

@@ -110,6 +110,11 @@ uint64_t TokenizerHash(const TokenizerBundle& tokenizer) {
     hasher.Add(bytes_of(tokenizer.suffix));
   }
   if (!tokenizer.fuses_unknown) hasher.AddFlag(tokenizer.fuses_unknown);
+  if (!tokenizer.more_ends.empty()) hasher.Add(bytes_of(tokenizer.more_ends));
+  for (const NamedTemplate& named : tokenizer.more_templates) {
+    hasher.Add(named.name);
+    hasher.Add(named.text);
+  }
   if (tokenizer.kind == "bert") {
     hasher.Add(tokenizer.word_prefix);
     hasher.AddNumber(tokenizer.max_word_characters);

@@ -17,7 +17,7 @@ constexpr std::string_view kEnds[] = {
 }  // namespace
 
 std::vector<TokenId> StopTokens(const TokenizerBundle& tokenizer) {
-  std::vector<TokenId> ids;
+  std::vector<TokenId> ids = tokenizer.more_ends;
   for (const TokenId id : {tokenizer.eos, tokenizer.eot, tokenizer.eom}) {
     if (id >= 0) ids.push_back(id);
   }

@@ -8,8 +8,8 @@
 
 namespace flotilla::model {
 
-// Returns eos, eot, eom and the control tokens that are known to end a turn or a text, whatever
-// the file's eos says; ascending, each once.
+// Returns eos, eot, eom, more_ends and the control tokens that are known to end a turn or a text,
+// whatever the file's eos says; ascending, each once.
 std::vector<TokenId> StopTokens(const TokenizerBundle& tokenizer);
 
 }  // namespace flotilla::model

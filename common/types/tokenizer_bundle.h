@@ -5,6 +5,7 @@
 // It holds what the file says. Which kinds can be used is known to model/text/tokenizer.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -128,6 +129,13 @@ struct TextSteps {
   bool operator==(const TextSteps&) const = default;
 };
 
+struct NamedTemplate {
+  std::string name;
+  std::string text;
+
+  bool operator==(const NamedTemplate&) const = default;
+};
+
 struct TokenizerBundle {
   // As GGUF names it: "gpt2" is byte-level BPE, "llama" SentencePiece's BPE of characters, "t5"
   // Unigram and "bert" WordPiece.
@@ -151,6 +159,9 @@ struct TokenizerBundle {
   TokenId eot = -1;      // ends a turn
   TokenId eom = -1;      // ends a message
   TokenId unknown = -1;  // stands for text without a token
+  // Tokens that end an answer, beside eos, eot and eom.
+  static constexpr std::size_t kMaxEnds = 64;
+  std::vector<TokenId> more_ends;
   // None: the file does not say.
   std::optional<bool> add_bos;
   std::optional<bool> add_eos;
@@ -163,6 +174,7 @@ struct TokenizerBundle {
   SpacePrefix space_prefix = SpacePrefix::kNone;
   std::vector<AddedTokenRule> added_rules;  // of tokens that have any
   std::optional<std::string> chat_template;
+  std::vector<NamedTemplate> more_templates;  // which nothing uses yet, e.g. "tool_use"
 
   bool operator==(const TokenizerBundle&) const = default;
 };

@@ -76,6 +76,10 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
   in_.Require(attention.heads % attention.kv_heads == 0, "attention.head_count",
               "is not a multiple of attention.head_count_kv");
   if (!layer_.moe.has_value()) in_.RefuseIfSet("expert_count");
+  in_.Require(!in_.Bool("attention.bidirectional", false), "attention.bidirectional",
+              "is true, which is not supported");
+  in_.Require(in_.Bool("attention.causal", true), "attention.causal",
+              "is false, which is not supported");
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
   spec_.output_norm = layer_.norm;
   ReadActivation();
@@ -107,7 +111,7 @@ void DenseReader::FinishExperts(std::optional<Activation> activation) {
   const auto dense = checkpoint_.configuration().Numbers(kDense);
   in_.Require(dense.ok() || !checkpoint_.configuration().Has(kDense), kDense, "is no list");
   for (const double layer : dense.value_or(std::vector<double>())) {
-    const bool exists = layer >= 0 && layer < layers_;
+    const bool exists = layer >= 0 && layer < layers_ && layer == std::floor(layer);
     in_.Require(exists, kDense, "names a layer that the model has not");
     if (exists) has_experts_[static_cast<size_t>(layer)] = false;
   }
@@ -145,8 +149,8 @@ void DenseReader::Finish() {
     const uint32_t stated = in_.Uint(kPattern, 1, kMaxLayers);
     for (uint32_t i = 0; i < layers_ && stated > 0; ++i) slides[i] = (i + 1) % stated != 0;
   } else if (window_ > 0 && checkpoint_.configuration().Has(kPattern)) {
-    const std::vector<double> kinds = in_.Numbers(kPattern, layers_, 0, 1);
-    for (size_t i = 0; i < kinds.size(); ++i) slides[i] = kinds[i] != 0;
+    slides = in_.Flags(kPattern, layers_);
+    slides.resize(layers_);
   }
   for (uint32_t i = 0; i < has_experts_.size(); ++i) {
     if (!has_experts_[i]) spec_.layers[i].moe.reset();
@@ -296,7 +300,8 @@ void DenseReader::FusedGateUp(std::string_view hugging_face) {
 }
 
 void DenseReader::ExpertLinear(TensorRole role, std::string_view llama_cpp,
-                               std::string_view hugging_face, Extent columns, Extent rows) {
+                               std::string_view hugging_face, Extent columns, Extent rows,
+                               Bias bias) {
   const auto layer = std::ranges::find(has_experts_, true);
   const auto has = [&](const std::string& name) {
     const TensorRow row{.role = {}, .name = name, .columns = {}, .map = {}};
@@ -311,7 +316,9 @@ void DenseReader::ExpertLinear(TensorRole role, std::string_view llama_cpp,
     if (has(older + ".weight")) name = older;
   }
   Add(role, name + ".weight", name + ".weight", columns, rows);
-  if (has(name + ".bias")) Add(BiasOf(role), name + ".bias", name + ".bias", rows);
+  if (bias == Bias::kAlways || (bias == Bias::kIfInFile && has(name + ".bias"))) {
+    Add(BiasOf(role), name + ".bias", name + ".bias", rows);
+  }
 }
 
 void DenseReader::LayerVector(TensorRole role, std::string_view llama_cpp,
@@ -320,12 +327,12 @@ void DenseReader::LayerVector(TensorRole role, std::string_view llama_cpp,
   Add(role, name, name, columns);
 }
 
-void DenseReader::Experts(const ExpertNames& names) {
+void DenseReader::Experts(const ExpertNames& names, Bias bias) {
   using enum Extent;
-  ExpertLinear(TensorRole::kRouter, "ffn_gate_inp", names.router, kHidden, kExperts);
-  ExpertLinear(TensorRole::kExpertGate, "ffn_gate_exps", names.gate, kHidden, kExpertFfn);
-  ExpertLinear(TensorRole::kExpertUp, "ffn_up_exps", names.up, kHidden, kExpertFfn);
-  ExpertLinear(TensorRole::kExpertDown, "ffn_down_exps", names.down, kExpertFfn, kHidden);
+  ExpertLinear(TensorRole::kRouter, "ffn_gate_inp", names.router, kHidden, kExperts, bias);
+  ExpertLinear(TensorRole::kExpertGate, "ffn_gate_exps", names.gate, kHidden, kExpertFfn, bias);
+  ExpertLinear(TensorRole::kExpertUp, "ffn_up_exps", names.up, kHidden, kExpertFfn, bias);
+  ExpertLinear(TensorRole::kExpertDown, "ffn_down_exps", names.down, kExpertFfn, kHidden, bias);
 }
 
 void DenseReader::HeadNormRows(Extent query, Extent key) {

@@ -106,14 +106,14 @@ class DenseReader {
   // A weight of each expert, and its bias if the file has one: of names with a '#' a tensor for
   // each, else one tensor for all. A name that llama.cpp's older files have is found by itself.
   void ExpertLinear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
-                    Extent columns, Extent rows);
+                    Extent columns, Extent rows, Bias bias = Bias::kIfInFile);
   // A vector of each layer, whose name has its suffix.
   void LayerVector(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
                    Extent columns);
   // The columns of an expert; 0: there are none.
   uint32_t expert_width() const { return layer_.moe.has_value() ? layer_.moe->expert.width : 0; }
   // The router and all weights of the experts.
-  void Experts(const ExpertNames& names);
+  void Experts(const ExpertNames& names, Bias bias = Bias::kIfInFile);
   // The weights of norms of q and k.
   void HeadNormRows(Extent query, Extent key);
   // Those of HeadNorms::kOwn.

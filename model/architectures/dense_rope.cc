@@ -57,7 +57,12 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
   const bool long_in_tensors = checkpoint_.FindTensor(kLongFactors) != nullptr;
   const auto stated = configuration.String(kScaling);
   if (absl::IsInvalidArgument(stated.status())) in_.Fail(stated.status());
-  const std::string_view scaling = stated.value_or("none");
+  // llama.cpp takes a factor alone for a linear scaling, and has an older name for it.
+  constexpr std::string_view kFactor = "rope.scaling.factor", kOldFactor = "rope.scale_linear";
+  const bool is_old = !hf() && !configuration.Has(kFactor) && configuration.Has(kOldFactor);
+  const std::string_view factor_key = is_old ? kOldFactor : kFactor;
+  const bool is_linear = !stated.ok() && !hf() && configuration.Has(factor_key);
+  const std::string_view scaling = is_linear ? "linear" : stated.value_or("none");
   if (!in_.status().ok()) return {};
   RopeSpec rope{RopeFrequencies(dim, base)};
   const auto original = [&](std::optional<uint64_t> fallback = std::nullopt) {
@@ -65,7 +70,8 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
         in_.Uint("rope.scaling.original_context_length", 1, kMaxContext, fallback));
   };
   if (scaling == "linear") {
-    const float factor = in_.Float("rope.scaling.factor", 1e-3, 1e6, std::nullopt);
+    const bool unscaled = !hf() && configuration.Float(factor_key).value_or(0) == 0;
+    const float factor = unscaled ? 1 : in_.Float(factor_key, 1e-3, 1e6, std::nullopt);
     for (float& frequency : rope.frequencies) frequency /= factor;
   } else if (scaling == "llama3") {
     const Llama3Scaling numbers{
@@ -77,7 +83,7 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
                 "is not above low_freq_factor");
     if (in_.status().ok()) ScaleAsLlama3(numbers, rope.frequencies);
   } else if (scaling == "yarn") {
-    const YarnScaling numbers{.factor = in_.Float("rope.scaling.factor", 1, 1e6, std::nullopt),
+    const YarnScaling numbers{.factor = in_.Float(factor_key, 1, 1e6, std::nullopt),
                               .beta_fast = in_.Float("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32),
                               .beta_slow = in_.Float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1),
                               .original_context = original(spec_.context_length),
@@ -139,6 +145,9 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
   } else if (scaling != "none") {
     in_.Fail(Unimplemented(configuration.NameOf(kScaling), " = '", scaling.substr(0, 64),
                            "' is not supported"));
+  }
+  if (!hf() && (scaling == "linear" || scaling == "none") && !long_in_tensors) {
+    rope.magnitude = in_.Float("rope.scaling.attn_factor", 1e-3, 1e3, 1.0);
   }
   if (checkpoint_.FindTensor(kFactors) != nullptr) DivideByTensor(kFactors, rope.frequencies);
   return rope;

@@ -21,13 +21,14 @@ extern const Architecture kGptOss = {
       reader.attention().sinks = true;
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
+      const Bias bias = in.Bool("attention_bias", true) ? Bias::kAlways : Bias::kNever;
+      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias);
       reader.LayerVector(kSinks, "attn_sinks.weight", "self_attn.sinks", kHeads);
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
       reader.LayerNorm(kFfnNorm, "post_attention_norm", "post_attention_layernorm");
       if (reader.hf()) {
         // One tensor for all experts, inputs along its rows, gate and up in turn.
-        reader.ExpertLinear(kRouter, "", "mlp.router", kHidden, kExperts);
+        reader.ExpertLinear(kRouter, "", "mlp.router", kHidden, kExperts, Bias::kAlways);
         const int64_t width = reader.expert_width();
         const auto add = [&](TensorRole role, TensorRole bias, const std::string& name,
                              Extent columns, Extent rows, const RowMap& map, uint64_t outputs) {
@@ -48,7 +49,7 @@ extern const Architecture kGptOss = {
             {.first = 1, .run = 1, .stride = 2}, both);
         add(kExpertDown, kExpertDownBias, "down_proj", kExpertFfn, kHidden, {}, 0);
       } else {
-        reader.Experts({});
+        reader.Experts({}, Bias::kAlways);
       }
       reader.Norm(kOutputNorm, "output_norm", "model.norm");
       reader.Head("lm_head");

@@ -11,13 +11,15 @@ extern const Architecture kSmolLm3 = {
       ReadDense(checkpoint, in, {.llama_cpp_pairs = Pairs::kNeighbours}, spec);
       if (!in.status().ok()) return;
       constexpr std::string_view kLayers = "rope.layers";
-      std::vector<double> with_rope(spec.layers.size());
-      for (size_t i = 0; i < with_rope.size(); ++i) with_rope[i] = (i + 1) % 4 != 0;
+      const uint32_t interval = in.Uint("rope.layer_interval", 1, 1 << 20, 4);
+      if (!in.status().ok()) return;
+      std::vector<bool> with_rope(spec.layers.size());
+      for (size_t i = 0; i < with_rope.size(); ++i) with_rope[i] = (i + 1) % interval != 0;
       if (checkpoint.configuration().Has(kLayers)) {
-        with_rope = in.Numbers(kLayers, spec.layers.size(), 0, 1);
+        with_rope = in.Flags(kLayers, spec.layers.size());
       }
       for (size_t i = 0; i < with_rope.size(); ++i) {
-        if (with_rope[i] == 0) spec.layers[i].attention.rope.reset();
+        if (!with_rope[i]) spec.layers[i].attention.rope.reset();
       }
     }};
 

@@ -110,6 +110,7 @@ class TokenizerReader {
     if (Has("tokenizer.chat_template")) {
       bundle.chat_template = Value(file_.GetString("tokenizer.chat_template"));
     }
+    ReadMoreTemplates(bundle);
     if (!status_.ok()) return status_;
     return bundle;
   }
@@ -124,6 +125,21 @@ class TokenizerReader {
     if (value.ok()) return *std::move(value);
     Fail(value.status());
     return T();
+  }
+
+  void ReadMoreTemplates(TokenizerBundle& bundle) {
+    constexpr size_t kMost = 16;
+    constexpr std::string_view kNames = "tokenizer.chat_templates";
+    if (!Has(kNames)) return;
+    const std::vector<std::string> names = Strings(kNames);
+    if (names.size() > kMost) {
+      return Fail(InvalidArgument(kNames, " has ", names.size(), " names, not at most ", kMost));
+    }
+    for (const std::string& name : names) {
+      const std::string key = Cat("tokenizer.chat_template.", name);
+      bundle.more_templates.push_back(
+          {.name = name, .text = std::string(Value(file_.GetString(key)))});
+    }
   }
 
   std::vector<std::string> Strings(std::string_view key) {

@@ -3,7 +3,9 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "common/types/text.h"
@@ -29,11 +32,41 @@ constexpr JsonBounds kTokenizerBounds = {.bytes = 64 << 20, .depth = 16};
 constexpr size_t kMaxModelBytes = 16 << 20;  // tokenizer.model; the largest published one has 5 MB
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr size_t kMaxFiles = 1000;
+constexpr size_t kMaxTemplates = 16;
+
+// Folders of models for several kinds of input have these in front of the names of the text model's
+// tensors, and other prefixes in front of the rest.
+constexpr std::pair<std::string_view, std::string_view> kTextPrefixes[] = {
+    {"language_model.", ""}, {"model.language_model.", "model."}};
+constexpr std::string_view kSkippedPrefixes[] = {"vision_tower.", "vision_model.",
+                                                 "visual.",       "multi_modal_projector.",
+                                                 "audio_tower.",  "image_newline"};
 
 // Reads the files of one folder.
 class Folder {
  public:
-  explicit Folder(std::string path) : path_(std::move(path)) {}
+  explicit Folder(std::string path) : path_(std::move(path)), root_(path_) {}
+
+  // A folder in this one.
+  Folder Inner(std::string_view name) const {
+    Folder inner(PathOf(name));
+    inner.root_ = root_;
+    return inner;
+  }
+  // The names of the files that end so, sorted, but at most `most` and one. A folder that is not
+  // there has none.
+  std::vector<std::string> NamesWith(std::string_view ending, size_t most) const {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (auto entry = std::filesystem::directory_iterator(path_, error);
+         !error && entry != std::filesystem::directory_iterator() && names.size() <= most;
+         entry.increment(error)) {
+      std::string name = entry->path().filename().string();
+      if (name.ends_with(ending)) names.push_back(std::move(name));
+    }
+    std::ranges::sort(names);
+    return names;
+  }
 
   const std::string& path() const { return path_; }
   std::string PathOf(std::string_view name) const { return Cat(path_, "/", name); }
@@ -51,11 +84,12 @@ class Folder {
                              "' is not the name of a file");
     }
     std::error_code error;
-    const fs::path folder = fs::canonical(path_, error);
+    const fs::path root = fs::canonical(root_, error);
     const fs::path file = fs::canonical(PathOf(name), error);
     if (error) return absl::NotFoundError(Cat("cannot open ", PathOf(name)));
+    const fs::path folder = path_ == root_ ? root : root / fs::path(path_).filename();
     const fs::path parent = file.parent_path();
-    if (parent == folder || parent == folder.parent_path().parent_path() / "blobs") {
+    if (parent == folder || parent == root.parent_path().parent_path() / "blobs") {
       return absl::OkStatus();
     }
     return InvalidArgument(PathOf(name), " is a link out of its folder");
@@ -66,7 +100,8 @@ class Folder {
   }
 
  private:
-  const std::string path_;
+  std::string path_;
+  std::string root_;  // the folder of the model
 };
 
 class HfCheckpoint final : public Checkpoint {
@@ -90,6 +125,7 @@ class HfCheckpoint final : public Checkpoint {
   const Configuration& configuration() const override { return configuration_; }
   Naming naming() const override { return Naming::kHuggingFace; }
   std::span<const Tensor> tensors() const override { return tensors_; }
+  std::span<const SkippedTensors> skipped_tensors() const override { return skipped_; }
   const Tensor* FindTensor(std::string_view name) const override {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : &tensors_[found->second];
@@ -137,7 +173,7 @@ class HfCheckpoint final : public Checkpoint {
     auto file = SafetensorsFile::Open(folder.PathOf(name));
     if (!file.ok()) return file.status();
     for (const Tensor& tensor : file->tensors()) {
-      if (!by_name_.emplace(tensor.name, static_cast<uint32_t>(tensors_.size())).second) {
+      if (!names_.insert(tensor.name).second) {
         return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name,
                                " is in another file, too");
       }
@@ -148,10 +184,43 @@ class HfCheckpoint final : public Checkpoint {
                                  " is not listed for this file in the index");
         }
       }
+      if (Skips(tensor)) continue;
       tensors_.push_back(tensor);
+      Rename(tensors_.back());
+      const auto place = static_cast<uint32_t>(tensors_.size() - 1);
+      if (!by_name_.emplace(tensors_.back().name, place).second) {
+        return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name, " is also called ",
+                               tensors_.back().name);
+      }
     }
     files_.push_back(*std::move(file));
     return absl::OkStatus();
+  }
+
+  // Whether the tensor belongs to no text model; it is then counted.
+  bool Skips(const Tensor& tensor) {
+    if (!configuration_.is_part()) return false;
+    std::string_view name = tensor.name;
+    if (name.starts_with("model.")) name.remove_prefix(6);
+    const auto* prefix = std::ranges::find_if(
+        kSkippedPrefixes, [&](std::string_view each) { return name.starts_with(each); });
+    if (prefix == std::end(kSkippedPrefixes)) return false;
+    auto entry = std::ranges::find(skipped_, *prefix, &SkippedTensors::prefix);
+    if (entry == skipped_.end()) {
+      entry = skipped_.insert(entry, {.prefix = std::string(*prefix)});
+    }
+    ++entry->count;
+    entry->bytes += tensor.data.size();
+    return true;
+  }
+  // Gives a tensor the name that it has in a folder of the text model alone.
+  void Rename(Tensor& tensor) {
+    if (!configuration_.is_part()) return;
+    for (const auto& [prefix, alone] : kTextPrefixes) {
+      if (!tensor.name.starts_with(prefix)) continue;
+      tensor.name = renamed_.emplace_back(Cat(alone, tensor.name.substr(prefix.size())));
+      return;
+    }
   }
 
   absl::Status LoadTensors(const Folder& folder) {
@@ -177,7 +246,7 @@ class HfCheckpoint final : public Checkpoint {
       if (absl::Status status = AddFile(folder, name, &*map); !status.ok()) return status;
     }
     for (const auto& [tensor, file] : map->items()) {
-      if (by_name_.contains(tensor)) continue;
+      if (names_.contains(tensor)) continue;
       return InvalidArgument(folder.PathOf(file.get_ref<const std::string&>()), " lacks tensor ",
                              tensor.substr(0, 255), ", which the index lists");
     }
@@ -187,12 +256,13 @@ class HfCheckpoint final : public Checkpoint {
   // Adds the ids of an `eos_token_id`: one or a list of them.
   static absl::Status AddEnds(const Json* value, std::string_view file,
                               std::vector<uint64_t>& ends) {
-    constexpr size_t kMost = 64;
+    constexpr size_t kMost = TokenizerBundle::kMaxEnds;
     if (value == nullptr || value->is_null()) return absl::OkStatus();
     const auto add = [&](const Json& id) {
-      if (!id.is_number_unsigned() || ends.size() == kMost) return false;
-      ends.push_back(id.get<uint64_t>());
-      return true;
+      if (!id.is_number_unsigned()) return false;
+      const bool is_new = std::ranges::find(ends, id.get<uint64_t>()) == ends.end();
+      if (is_new) ends.push_back(id.get<uint64_t>());
+      return ends.size() <= kMost;
     };
     const bool good =
         value->is_array() ? std::all_of(value->begin(), value->end(), add) : add(*value);
@@ -209,6 +279,7 @@ class HfCheckpoint final : public Checkpoint {
   // is missing.
   absl::Status LoadTokenizer(const Folder& folder) {
     constexpr char kTokenizer[] = "tokenizer.json", kModel[] = "tokenizer.model";
+    constexpr std::string_view kTemplate = ".jinja";
     HfTokenizerFiles files;
     if (folder.Has(kTokenizer)) {
       auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
@@ -235,6 +306,18 @@ class HfCheckpoint final : public Checkpoint {
       Hash(*text);
       files.chat_template = *std::move(text);
     }
+    const Folder more = folder.Inner("additional_chat_templates");
+    const std::vector<std::string> names = more.NamesWith(kTemplate, kMaxTemplates);
+    if (names.size() > kMaxTemplates) {
+      return InvalidArgument(more.path(), " has more than ", kMaxTemplates, " chat templates");
+    }
+    for (const std::string& name : names) {
+      auto text = more.Read(name, kMaxTemplateBytes);
+      if (!text.ok()) return text.status();
+      Hash(*text);
+      files.more_templates.push_back(
+          {.name = name.substr(0, name.size() - kTemplate.size()), .text = *std::move(text)});
+    }
     const Json* const text = Member(configuration_.all(), "text_config");
     for (const Json* config : {&configuration_.all(), text}) {
       if (config == nullptr) continue;
@@ -260,6 +343,9 @@ class HfCheckpoint final : public Checkpoint {
   const HfConfiguration configuration_;
   std::vector<SafetensorsFile> files_;
   std::vector<Tensor> tensors_;
+  absl::flat_hash_set<std::string_view, TextHash, TextEqual> names_;  // of all tensors of the files
+  std::deque<std::string> renamed_;                                   // names in tensors_
+  std::vector<SkippedTensors> skipped_;
   absl::flat_hash_map<std::string_view, uint32_t, TextHash, TextEqual> by_name_;
   std::vector<uint64_t> hashes_;  // of the folder's small files
   uint64_t tokens_ = 0;

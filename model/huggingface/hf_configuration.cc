@@ -1,10 +1,12 @@
 #include "model/huggingface/hf_configuration.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <span>
 #include <utility>
 
 #include "common/types/text.h"
+#include "model/huggingface/class_defaults.h"
 
 namespace flotilla::model {
 namespace {
@@ -50,6 +52,8 @@ constexpr Names kNames[] = {
     {"scale_attn_by_inverse_layer_idx", {"scale_attn_by_inverse_layer_idx"}},
     {"max_window_layers", {"max_window_layers"}},
     {"rope.layers", {"no_rope_layers"}},
+    {"rope.layer_interval", {"no_rope_layer_interval"}},
+    {"attention.bidirectional", {"use_bidirectional_attention"}},
     {"rope.dimension_count", {"rotary_dim"}},
     {"expert_count", {"num_local_experts", "num_experts", "n_routed_experts"}},
     {"expert_used_count", {"num_experts_per_tok"}},
@@ -110,11 +114,18 @@ const Names* FindNames(std::span<const Names> all, std::string_view key) {
   return found == all.end() ? nullptr : &*found;
 }
 
-const Json* FirstOf(const Json* object, const Names& names) {
-  for (const std::string_view name : names.names) {
+const Json* FirstOf(const Json* object, std::span<const std::string_view> names) {
+  for (const std::string_view name : names) {
     if (const Json* value = Member(object, name); value != nullptr) return value;
   }
   return nullptr;
+}
+
+// Whether the object has a member with one of the names, which may be null.
+bool States(const Json* object, std::span<const std::string_view> names) {
+  return object != nullptr && std::ranges::any_of(names, [&](std::string_view name) {
+           return !name.empty() && object->contains(std::string(name));
+         });
 }
 
 }  // namespace
@@ -127,8 +138,18 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
     return false;
   };
   if (!is_object(text_, "text_config")) text_ = &config_;
-  rope_ = Member(text_, "rope_parameters");
-  if (rope_ == nullptr) rope_ = Member(text_, "rope_scaling");
+  const auto type_of = [](const Json* object) {
+    const Json* type = Member(object, "model_type");
+    return type != nullptr && type->is_string()
+               ? std::string_view(type->get_ref<const std::string&>())
+               : std::string_view();
+  };
+  type_ = type_of(text_);
+  if (type_.empty() && is_part()) type_ = DefaultTextType(type_of(&config_));
+  defaults_ = ClassDefaults(type_);
+  CheckNulls();
+  constexpr std::string_view kRope[] = {"rope_parameters", "rope_scaling"};
+  rope_ = FindText(kRope);
   if (!is_object(rope_, "rope_parameters or rope_scaling")) rope_ = nullptr;
   if (const Json* used = Member(text_, "use_sliding_window");
       used != nullptr && !used->is_boolean()) {
@@ -139,11 +160,33 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
     local_rope_ = Member(rope_, "sliding_attention");
     rope_ = full;
   }
-  // A part of each head is rotated.
+  ReadPartOfHead();
+}
+
+const Json* HfConfiguration::FindText(std::span<const std::string_view> names) const {
+  const Json* usual = FirstOf(&defaults_, names);
+  if (!States(text_, names)) return usual;
+  const Json* value = FirstOf(text_, names);
+  return value == nullptr && usual != nullptr && usual->is_boolean() ? &false_ : value;
+}
+
+// Transformers fails where it computes with such a null.
+void HfConfiguration::CheckNulls() {
+  for (const auto& [name, value] : defaults_.items()) {
+    if (!(value.is_number() || value.is_string()) || MayBeNull(name)) continue;
+    const auto stated = text_->find(name);
+    if (stated != text_->end() && stated->is_null()) {
+      problem_ = Cat("config.json: ", name, " is null");
+    }
+  }
+}
+
+// The elements of a head that are rotated.
+void HfConfiguration::ReadPartOfHead() {
   const Json* part = nullptr;
   std::string_view part_name;
-  for (const std::string_view name : {"partial_rotary_factor", "rotary_pct"}) {
-    for (const Json* object : {text_, rope_}) {
+  for (const Json* object : std::initializer_list<const Json*>{text_, rope_, &defaults_}) {
+    for (const std::string_view name : {"partial_rotary_factor", "rotary_pct"}) {
       if (part != nullptr) continue;
       part = Member(object, name);
       part_name = name;
@@ -153,11 +196,12 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
   const auto hidden = Uint("embedding_length"), heads = Uint("attention.head_count");
   uint64_t dimension = head_dim.value_or(0);
   if (dimension == 0 && hidden.ok() && heads.value_or(0) > 0) dimension = *hidden / *heads;
-  if (part != nullptr && !(part->is_number() && part->get<double>() > 0 && *part <= 1)) {
+  if (part == nullptr) return;
+  if (!(part->is_number() && part->get<double>() > 0 && *part <= 1)) {
     problem_ = Cat("config.json: ", part_name, " = ", part->dump().substr(0, 40),
                    " is not above 0 and up to 1");
   }
-  if (part != nullptr && part->is_number() && dimension > 0 && dimension < 1 << 20) {
+  if (part->is_number() && dimension > 0 && dimension < 1 << 20) {
     const double rotated = part->get<double>() * static_cast<double>(dimension);
     rope_dimension_ = rotated >= 1 && rotated <= 1 << 20 ? static_cast<uint64_t>(rotated) : 1;
   }
@@ -165,11 +209,8 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
 
 absl::StatusOr<std::string_view> HfConfiguration::architecture() const {
   if (!problem_.empty()) return InvalidArgument(problem_);
-  const Json* type = Member(text_, "model_type");
-  if (type == nullptr || !type->is_string()) {
-    return absl::InvalidArgumentError("config.json has no model_type");
-  }
-  return std::string_view(type->get_ref<const std::string&>());
+  if (type_.empty()) return absl::InvalidArgumentError("config.json has no model_type");
+  return type_;
 }
 
 std::string HfConfiguration::NameOf(std::string_view key) const {
@@ -183,6 +224,10 @@ std::string HfConfiguration::NameOf(std::string_view key) const {
   for (const std::string_view name : names->names) {
     if (Member(of_rope ? rope_ : text_, name) != nullptr) return Cat("config.json: ", name);
   }
+  for (const std::string_view name : names->names) {
+    if (Member(&defaults_, name) == nullptr) continue;
+    return Cat("config.json: ", name, ", which has the default of ", type_, ",");
+  }
   return Cat("config.json: ", names->names[0]);
 }
 
@@ -191,19 +236,20 @@ const Json* HfConfiguration::Find(std::string_view key) const {
     return Member(local_rope_, "rope_theta");
   }
   if (const Names* names = FindNames(kRopeNames, key); names != nullptr) {
-    const Json* value = FirstOf(rope_, *names);
+    const Json* value = FirstOf(rope_, names->names);
     // These may stand beside the object, too.
     const bool outside =
         key.starts_with("rope.freq_base") || key == "rope.scaling.original_context_length";
-    return value != nullptr || !outside ? value : FirstOf(text_, *names);
+    return value != nullptr || !outside ? value : FindText(names->names);
   }
   const Names* names = FindNames(kNames, key);
   if (names == nullptr) return nullptr;
   if (key == "attention.sliding_window") {
-    const Json* used = Member(text_, "use_sliding_window");
+    constexpr std::string_view kUsed[] = {"use_sliding_window"};
+    const Json* used = FindText(kUsed);
     if (used != nullptr && used->is_boolean() && !used->get<bool>()) return nullptr;
   }
-  return FirstOf(text_, *names);
+  return FindText(names->names);
 }
 
 bool HfConfiguration::Has(std::string_view key) const {

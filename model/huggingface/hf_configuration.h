@@ -2,9 +2,11 @@
 //
 // Old and new files are read: numbers of RoPE stand beside the others (`rope_theta`,
 // `rope_scaling`) or in `rope_parameters`, and models of several kinds of input have those of their
-// text in `text_config`. Immutable; any thread may read it.
+// text in `text_config`. A key that the file lacks has the default of the class of transformers,
+// and one that is null has none. Immutable; any thread may read it.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,14 +36,24 @@ class HfConfiguration final : public Configuration {
 
   // Everything, for people.
   const Json& all() const { return config_; }
+  // Whether the text model is a part of a model for several kinds of input.
+  bool is_part() const { return text_ != &config_; }
 
  private:
-  // The value of a key; null if the file has none, or says null.
+  // The value of a key; null if the file has none and the class neither, or if it says null.
   const Json* Find(std::string_view key) const;
+  // The same of the first of these names in the text model's object. A null that the class would
+  // take for a boolean is false.
+  const Json* FindText(std::span<const std::string_view> names) const;
+  void ReadPartOfHead();
+  void CheckNulls();
 
   const Json config_;
   const std::string title_;
-  const Json* text_;  // the object that describes the text model
+  const Json* text_;       // the object that describes the text model
+  std::string_view type_;  // its model_type; empty: the file does not say it
+  Json defaults_;          // ClassDefaults of the type
+  const Json false_ = false;
   const Json* rope_;  // the object with the numbers of RoPE's scaling; null: there is none
   const Json* local_rope_ = nullptr;  // the same for layers with a window; null: it has none
   uint64_t rope_dimension_ = 0;       // 0: the file does not say it

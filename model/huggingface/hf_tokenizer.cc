@@ -454,28 +454,38 @@ class Reader {
       if (std::ranges::find(ends, end) == ends.end()) ends.push_back(end);
     }
     TokenId* const places[] = {&bundle_.eos, &bundle_.eot, &bundle_.eom};
-    if (ends.size() > std::size(places)) {
-      return Fail(Unimplemented("config.json, generation_config.json: eos_token_id: ", ends.size(),
-                                " tokens that end an answer are not supported; ", std::size(places),
-                                " are"));
-    }
-    for (size_t i = 0; i < ends.size(); ++i) *places[i] = ends[i];
+    const size_t placed = std::min(ends.size(), std::size(places));
+    for (size_t i = 0; i < placed; ++i) *places[i] = ends[i];
+    bundle_.more_ends.assign(ends.begin() + static_cast<ptrdiff_t>(placed), ends.end());
     const Json& adds = At(config, "add_bos_token");
     if (adds.is_boolean()) bundle_.add_bos = adds.get<bool>();
     bundle_.add_eos = Flag(config, "add_eos_token", bundle_.add_eos.value_or(false));
   }
 
+  // Templates in files of their own go before those in tokenizer_config.json. Of several the one
+  // called "default" is used.
   void ReadTemplate() {
     bundle_.chat_template = files_.chat_template;
+    bundle_.more_templates = files_.more_templates;
     const Json& own = At(files_.tokenizer_config, "chat_template");
-    if (bundle_.chat_template.has_value()) return;
-    if (own.is_string()) bundle_.chat_template = own.get<std::string>();
-    if (!own.is_array()) return;
-    for (const Json& named : own) {
-      if (Text(At(named, "name")) == "default") {
-        bundle_.chat_template = std::string(Text(At(named, "template")));
-      }
+    const bool in_files = bundle_.chat_template.has_value() || !bundle_.more_templates.empty();
+    if (own.is_string() && !in_files) bundle_.chat_template = own.get<std::string>();
+    for (size_t i = 0; !in_files && own.is_array() && i < own.size(); ++i) {
+      bundle_.more_templates.push_back({.name = std::string(Text(At(own[i], "name"))),
+                                        .text = std::string(Text(At(own[i], "template")))});
     }
+    const auto main = std::ranges::find(bundle_.more_templates, "default", &NamedTemplate::name);
+    if (main != bundle_.more_templates.end()) {
+      if (!bundle_.chat_template.has_value()) bundle_.chat_template = std::move(main->text);
+      bundle_.more_templates.erase(main);
+    }
+    if (bundle_.chat_template.has_value() || bundle_.more_templates.empty()) return;
+    std::string names;
+    for (const NamedTemplate& named : bundle_.more_templates) {
+      names += Cat(names.empty() ? "" : ", ", Quote(named.name));
+    }
+    Fail(Unimplemented("tokenizer_config.json, additional_chat_templates: of the chat templates ",
+                       names, " none is called 'default'"));
   }
 
   const HfTokenizerFiles& files_;

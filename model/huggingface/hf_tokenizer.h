@@ -20,7 +20,8 @@ struct HfTokenizerFiles {
   Json tokenizer_config;                     // tokenizer_config.json; null: there is none
   std::optional<std::string> chat_template;  // chat_template.jinja, which goes before the one in
                                              // tokenizer_config.json
-  std::vector<uint64_t> end_ids;             // eos_token_id of the configurations
+  std::vector<NamedTemplate> more_templates;  // of additional_chat_templates, by name
+  std::vector<uint64_t> end_ids;              // eos_token_id of the configurations, each once
   // Rows of the table of token vectors; 0: unknown. Ids without a token are unused ones, as in the
   // files that llama.cpp's converter writes. Added tokens beyond the rows are left out, as there.
   uint64_t rows = 0;

@@ -116,6 +116,9 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
   if (tokenizer.eos >= 0) proto.set_eos_id(tokenizer.eos);
   if (tokenizer.eot >= 0) proto.set_eot_id(tokenizer.eot);
   if (tokenizer.eom >= 0) proto.set_eom_id(tokenizer.eom);
+  for (const TokenId end : tokenizer.more_ends) {
+    proto.add_more_end_ids(static_cast<std::uint32_t>(end));
+  }
   if (tokenizer.unknown >= 0) proto.set_unknown_id(tokenizer.unknown);
   if (tokenizer.add_bos.has_value()) proto.set_add_bos(*tokenizer.add_bos);
   if (tokenizer.add_eos.has_value()) proto.set_add_eos(*tokenizer.add_eos);
@@ -133,6 +136,11 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
     to->set_in_model(rule.in_model);
   }
   if (tokenizer.chat_template.has_value()) proto.set_chat_template(*tokenizer.chat_template);
+  for (const NamedTemplate& named : tokenizer.more_templates) {
+    v1::NamedTemplate* to = proto.add_more_templates();
+    to->set_name(named.name);
+    to->set_text(named.text);
+  }
   return proto.SerializeAsString();
 }
 
@@ -163,6 +171,13 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
   tokenizer.eos = id("eos_id", proto.has_eos_id(), proto.eos_id());
   tokenizer.eot = id("eot_id", proto.has_eot_id(), proto.eot_id());
   tokenizer.eom = id("eom_id", proto.has_eom_id(), proto.eom_id());
+  if (proto.more_end_ids_size() > static_cast<int>(TokenizerBundle::kMaxEnds)) {
+    return InvalidArgument("tokenizer.more_end_ids has ", proto.more_end_ids_size(),
+                           " tokens, not at most ", TokenizerBundle::kMaxEnds);
+  }
+  for (const auto value : proto.more_end_ids()) {
+    tokenizer.more_ends.push_back(id("more_end_ids", true, value));
+  }
   tokenizer.unknown = id("unknown_id", proto.has_unknown_id(), proto.unknown_id());
   for (const v1::AddedTokenRule& rule : proto.added_rules()) {
     tokenizer.added_rules.push_back({.id = id("added_rules", true, rule.id()),
@@ -200,6 +215,10 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
   if (proto.has_add_eos()) tokenizer.add_eos = proto.add_eos();
   if (proto.has_chat_template())
     tokenizer.chat_template = std::move(*proto.mutable_chat_template());
+  for (v1::NamedTemplate& named : *proto.mutable_more_templates()) {
+    tokenizer.more_templates.push_back(
+        {.name = std::move(*named.mutable_name()), .text = std::move(*named.mutable_text())});
+  }
   return tokenizer;
 }
 

@@ -6,6 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/hf_folder.h"
+#include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"
 
 namespace flotilla::cli {
@@ -61,6 +63,30 @@ TEST(InspectTest, SaysWhatALatentModelIs) {
               HasSubstr("deepseek_v3: 3 layers of 64, 4 query heads of 32, a latent of "
                         "32 + 16, FFN of 160, 2 of 8 experts of 48, shared expert of 48, "
                         "256 tokens, context 512"));
+}
+
+TEST(InspectTest, NamesWhatIsNotUsedForText) {
+  const testing::ScratchDirectory folder;
+  testing::WriteFile(folder.path() + "/config.json", R"({"text_config": {"model_type": "llama"}})");
+  testing::WriteFile(folder.path() + "/model.safetensors",
+                     testing::Safetensors({{"vision_tower.a", "F32", {2}, std::string(8, 'x')},
+                                           {"vision_tower.b", "F32", {2}, std::string(8, 'x')},
+                                           {"model.visual.b", "F32", {2}, std::string(8, 'x')}}));
+  const auto file = model::OpenCheckpoint(folder.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::ostringstream out;
+  PrintCheckpoint(**file, out);
+  EXPECT_THAT(out.str(), HasSubstr("tensors not used for text: vision_tower. (2, 0.0 MB), "
+                                   "visual. (1, 0.0 MB)\n"));
+}
+
+TEST(InspectTest, NamesUnusedChatTemplates) {
+  testing::GgufBuilder builder = testing::TinyGgufBuilder();
+  builder.AddStrings("tokenizer.chat_templates", {"tool_use", "rag"});
+  builder.AddString("tokenizer.chat_template.tool_use", "x");
+  builder.AddString("tokenizer.chat_template.rag", "x");
+  EXPECT_THAT(Printed(builder.Build()),
+              HasSubstr("; chat template; unused chat templates: tool_use, rag\n"));
 }
 
 TEST(InspectTest, SaysWhyAModelCannotBeServed) {

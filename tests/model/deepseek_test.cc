@@ -94,7 +94,6 @@ TEST(DeepSeekTest, RefusalsNameTheProblem) {
   const std::vector<Row> of_both = {
       {{{"kv_lora_rank", 40}}, "kv_lora_rank is not a multiple of 16"},
       {{{"kv_lora_rank", 1 << 20}}, "kv_lora_rank = 1048576 is not in 16..4096"},
-      {{{"kv_lora_rank", nullptr}}, "kv_lora_rank is missing"},
       {{{"q_lora_rank", 1 << 20}}, "q_lora_rank = 1048576 is not in 0..65536"},
       {{{"qk_rope_head_dim", 24}}, "qk_rope_head_dim is not a multiple of 16"},
       {{{"qk_nope_head_dim", 0}}, "qk_nope_head_dim = 0 is not in 1..512"},

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "model/ggml_type.h"
 #include "model/load_spec.h"
 #include "model/rope_frequencies.h"
@@ -96,6 +97,22 @@ TEST_F(LongRopeTest, RefusesAFactorThatIsNoNumber) {
     std::memcpy(bytes.data() + (file->FindTensor(name)->data.data() - bytes.data()), &nan,
                 sizeof nan);
     EXPECT_THAT(LoadSpec(*file).status().message(), ::testing::HasSubstr(name));
+  }
+}
+
+// A file without any bias is not one of a model that has none.
+TEST(GgufTwinTest, BiasesOfGptOssAreNeeded) {
+  const auto folder = OpenCheckpoint("tests/data/tiny/gpt_oss");
+  const auto manifest = ReadGgufManifest("tests/data/tiny/gpt_oss");
+  ASSERT_TRUE(folder.ok() && manifest.has_value());
+  for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp",
+                           "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}) {
+    auto some = *manifest;
+    const std::string bias = absl::StrCat(".", name, ".bias");
+    std::erase_if(some.tensors, [&](const auto& tensor) { return tensor.name.ends_with(bias); });
+    const auto bytes = testing::GgufTwin(**folder, some);
+    EXPECT_EQ(LoadSpec(**ParseCheckpoint(bytes)).status().message(),
+              absl::StrCat("tensor blk.0", bias, " is missing"));
   }
 }
 

@@ -107,6 +107,51 @@ std::string LoadError(const std::vector<std::byte>& bytes) {
   return std::string(LoadSpec(**file).status().message());
 }
 
+// As llama.cpp reads them: a factor alone is a linear scaling, and has an older name; 0 is no
+// factor.
+TEST(LoadSpec, ReadsOldAndNewScalingsOfRope) {
+  const auto rope = [](const auto& add) {
+    testing::GgufBuilder builder = testing::TinyGgufBuilder();
+    add(builder);
+    const auto bytes = builder.Build();
+    const auto spec = LoadSpec(**ParseCheckpoint(bytes));
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? spec->ropes[0] : RopeSpec{.frequencies = {0, 0}};
+  };
+  const float plain = rope([](auto&) {}).frequencies[1];
+  EXPECT_EQ(rope([](auto& file) { file.AddFloat("llama.rope.scale_linear", 4); }).frequencies[1],
+            plain / 4);
+  EXPECT_EQ(rope([](auto& file) { file.AddFloat("llama.rope.scale_linear", 0); }).frequencies[1],
+            plain);
+  EXPECT_EQ(rope([](auto& file) { file.AddFloat("llama.rope.scaling.factor", 2); }).frequencies[1],
+            plain / 2);
+  const auto both = rope([](auto& file) {
+    file.AddFloat("llama.rope.scale_linear", 4);
+    file.AddFloat("llama.rope.scaling.factor", 2);
+    file.AddFloat("llama.rope.scaling.attn_factor", 1.5);
+  });
+  EXPECT_EQ(both.frequencies[1], plain / 2);
+  EXPECT_EQ(both.magnitude, 1.5f);
+  const auto none = rope([](auto& file) {
+    file.AddString("llama.rope.scaling.type", "none");
+    file.AddFloat("llama.rope.scaling.factor", 2);
+  });
+  EXPECT_EQ(none.frequencies[1], plain);
+  const auto yarn = [&](const char* key) {
+    return rope([&](auto& file) {
+      file.AddString("llama.rope.scaling.type", "yarn");
+      file.AddUint32("llama.rope.scaling.original_context_length", 64);
+      file.AddFloat(key, 8);
+    });
+  };
+  EXPECT_EQ(yarn("llama.rope.scale_linear").frequencies,
+            yarn("llama.rope.scaling.factor").frequencies);
+  testing::GgufBuilder both_ways = testing::TinyGgufBuilder();
+  both_ways.AddBool("llama.attention.causal", false);
+  EXPECT_THAT(LoadError(both_ways.Build()),
+              HasSubstr("llama.attention.causal is false, which is not supported"));
+}
+
 TEST(LoadSpec, RefusalsNameTheProblem) {
   const auto tiny = testing::TinyGguf();
   EXPECT_THAT(LoadError(Replaced(tiny, "llama", "mamba")), HasSubstr("'mamba'"));

@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/checkpoint.h"
+#include "model/content_hash.h"
 #include "model/ggml_type.h"
 #include "model/load_spec.h"
+#include "model/stop_tokens.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/test_model.h"
@@ -184,7 +186,7 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_THAT(ErrorWith("num_hidden_layers", 1 << 20),
               HasSubstr("config.json: num_hidden_layers = 1048576 is not in 1..512"));
   EXPECT_THAT(ErrorWith("hidden_size", -64), HasSubstr("hidden_size is not a non-negative"));
-  EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is missing"));
+  EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is null"));
   EXPECT_THAT(ErrorWith("rms_norm_eps", "1e-5"), HasSubstr("rms_norm_eps is not a number"));
   EXPECT_THAT(ErrorWith("hidden_act", "mish"), HasSubstr("'mish' is not supported"));
   EXPECT_THAT(ErrorWith("sliding_window", 512), HasSubstr("sliding_window is not supported"));
@@ -505,6 +507,87 @@ TEST_F(HfCheckpointTest, RowsBeyondTheTokensBelongToNone) {
   EXPECT_EQ(spec->tokens, 311u);
 }
 
+// A generation_config.json may list many tokens that end an answer.
+TEST_F(HfCheckpointTest, ManyTokensEndAnAnswer) {
+  const auto write = [&](int config, int generation) {
+    Json changed = Read("config.json"), list = Json::array(), all = Json::array();
+    for (int id = 10; id < 10 + config; ++id) list.push_back(id);
+    for (int id = 10; id < 10 + generation; ++id) all.push_back(id);
+    changed["eos_token_id"] = list;
+    Write("config.json", changed);
+    Write("generation_config.json", {{"eos_token_id", all}});
+  };
+  Json settings = Read("tokenizer_config.json");
+  write(40, 63);
+  const auto file = OpenCheckpoint(folder_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto tokenizer = (*file)->ReadTokenizer();
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(tokenizer->more_ends.size(), 61u);  // with eos of tokenizer_config.json, less three
+  const std::vector<TokenId> stops = StopTokens(*tokenizer);
+  for (TokenId id = 10; id < 73; ++id) {
+    EXPECT_TRUE(std::ranges::binary_search(stops, id)) << id;
+  }
+  EXPECT_NE(TokenizerHash(*tokenizer), [&] {
+    TokenizerBundle fewer = *tokenizer;
+    fewer.more_ends.pop_back();
+    return TokenizerHash(fewer);
+  }());
+  write(1, 65);
+  EXPECT_THAT(Error(), HasSubstr("generation_config.json: eos_token_id is neither a token id nor a "
+                                 "list of up to 64"));
+}
+
+TEST_F(HfCheckpointTest, ChatTemplatesHaveNames) {
+  const auto read = [&] {
+    const auto file = OpenCheckpoint(folder_);
+    if (!file.ok()) return absl::StatusOr<TokenizerBundle>(file.status());
+    return (*file)->ReadTokenizer();
+  };
+  const auto names = [](const TokenizerBundle& bundle) {
+    std::string text;
+    for (const NamedTemplate& named : bundle.more_templates)
+      text += named.name + "=" + named.text + " ";
+    return text;
+  };
+  Json config = Read("tokenizer_config.json");
+  config["chat_template"] = Json::array(
+      {{{"name", "tool_use"}, {"template", "tools"}}, {{"name", "rag"}, {"template", "r"}}});
+  Write("tokenizer_config.json", config);
+  EXPECT_THAT(std::string(read().status().message()),
+              HasSubstr("of the chat templates 'tool_use', 'rag' none is called 'default'"));
+  config["chat_template"].push_back({{"name", "default"}, {"template", "plain"}});
+  Write("tokenizer_config.json", config);
+  ASSERT_TRUE(read().ok()) << read().status();
+  EXPECT_EQ(read()->chat_template, "plain");
+  EXPECT_EQ(names(*read()), "tool_use=tools rag=r ");
+  // Files count before tokenizer_config.json.
+  const std::string more = PathOf("additional_chat_templates");
+  std::filesystem::create_directory(more);
+  testing::WriteFile(more + "/tool_use.jinja", "files");
+  testing::WriteFile(more + "/README.md", "no template");
+  EXPECT_THAT(std::string(read().status().message()),
+              HasSubstr("of the chat templates 'tool_use' none is called 'default'"));
+  testing::WriteFile(PathOf("chat_template.jinja"), "main");
+  ASSERT_TRUE(read().ok()) << read().status();
+  EXPECT_EQ(read()->chat_template, "main");
+  EXPECT_EQ(names(*read()), "tool_use=files ");
+  // Links lead nowhere else.
+  testing::WriteFile(scratch_.path() + "/secret", "x");
+  std::filesystem::create_symlink("../../secret", more + "/evil.jinja");
+  EXPECT_THAT(std::string(read().status().message()), HasSubstr("is a link out of its folder"));
+  std::filesystem::remove(more + "/evil.jinja");
+  std::filesystem::rename(more, scratch_.path() + "/elsewhere");
+  std::filesystem::create_directory_symlink("../elsewhere", more);
+  EXPECT_THAT(std::string(read().status().message()), HasSubstr("is a link out of its folder"));
+  std::filesystem::remove(more);
+  std::filesystem::create_directory(more);
+  for (int i = 0; i < 17; ++i) {
+    testing::WriteFile(absl::StrCat(more, "/", i, ".jinja"), "x");
+  }
+  EXPECT_THAT(std::string(read().status().message()), HasSubstr("more than 16 chat templates"));
+}
+
 // The real tokenizer comes back as it was, but for what only GGUF says.
 TEST(HfTokenizer, IsTheBundleThatGgufHas) {
   const auto gguf = OpenCheckpoint(testing::ModelPath());
@@ -529,6 +612,9 @@ TEST(HfTokenizer, IsTheBundleThatGgufHas) {
   EXPECT_EQ(tokenizer.eot, 0);
   tokenizer.eot = expected.eot;
   tokenizer.unknown = expected.unknown;
+  ASSERT_EQ(tokenizer.more_templates.size(), 1u);
+  EXPECT_EQ(tokenizer.more_templates[0].name, "tool_use");
+  tokenizer.more_templates.clear();
   tokenizer.add_eos = expected.add_eos;
   EXPECT_TRUE(tokenizer == expected);
 }

@@ -33,6 +33,7 @@ TokenizerBundle Full() {
           .eot = 2,
           .eom = 0,
           .unknown = 1,
+          .more_ends = {1, 2},
           .add_bos = false,
           .add_eos = true,
           .prefix = {2, 0},
@@ -43,7 +44,8 @@ TokenizerBundle Full() {
           .space_prefix = SpacePrefix::kTextWithout,
           .added_rules = {{.id = 2, .strips_left = true},
                           {.id = 0, .strips_right = true, .whole_word = true, .in_model = true}},
-          .chat_template = ""};
+          .chat_template = "",
+          .more_templates = {{.name = "tool_use", .text = "x"}, {.name = "rag", .text = ""}}};
 }
 
 TEST(TokenizerCodec, BringsEveryField) {
@@ -86,6 +88,11 @@ TEST(TokenizerCodec, RefusalsNameTheField) {
                 for (int i = 0; i < 16; ++i) p.mutable_steps()->add_decoder()->set_kind(1);
               }),
               HasSubstr("steps.decoder has 17 steps, not at most 16"));
+  EXPECT_THAT(Refusal([](auto& p) { p.add_more_end_ids(3); }), HasSubstr("more_end_ids = 3"));
+  EXPECT_THAT(Refusal([](auto& p) {
+                for (int i = 0; i < 63; ++i) p.add_more_end_ids(0);
+              }),
+              HasSubstr("more_end_ids has 65 tokens, not at most 64"));
   EXPECT_THAT(Refusal([](auto& p) { p.set_unknown_id(~0u); }), HasSubstr("unknown_id"));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadTokenizer("GGUF, of an earlier version").status()));
 }
