@@ -11,6 +11,7 @@
 #include "kernels/packing/nibbles.h"
 #include "kernels/packing/nibbles_k.h"
 #include "kernels/packing/six.h"
+#include "kernels/packing/three_k.h"
 
 namespace flotilla::kernels {
 
@@ -25,6 +26,7 @@ using Kinds = KindList<  //
     Six,                 //
     NibblesK,            //
     FiveK,               //
+    ThreeK,              //
     Floats,              //
     Bf16,                //
     Fp16>;

@@ -210,7 +210,8 @@ TEST(TinyLayouts, ShardsEndInsideWindowsOfKQuants) {
                        .head_dim = 192,
                        .ffn = 256,
                        .matrix_type = kQ5_K,
-                       .embedding_type = kQ5_K});
+                       .other_type = kQ3_K,
+                       .embedding_type = kQ3_K});
   ExpectTheSameBitsOf({.hidden = 256,
                        .heads = 3,
                        .kv_heads = 1,

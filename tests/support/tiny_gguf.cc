@@ -265,6 +265,34 @@ void EncodeKQuant(int bits, std::span<const float> values, std::vector<std::byte
   Append(out, nibbles, sizeof nibbles);
 }
 
+// A block of 256 as model/weights/q3_k.cc reads it.
+void EncodeQ3_K(std::span<const float> values, std::vector<std::byte>& out) {
+  constexpr size_t kGroups = 16;
+  float scales[kGroups] = {};  // of each 16
+  for (size_t i = 0; i < values.size(); ++i) {
+    scales[i / 16] = std::max(scales[i / 16], std::fabs(values[i]) / 4);
+  }
+  const uint16_t half = model::FloatToHalf(*std::max_element(scales, scales + kGroups) / 31);
+  const float d = model::HalfToFloat(half);
+  uint8_t thirds[32] = {}, pairs[64] = {}, factors[12] = {};
+  for (size_t g = 0; g < kGroups; ++g) {
+    const long factor = d > 0 ? std::clamp(std::lround(scales[g] / d), 0l, 31l) : 0;
+    const size_t stored = static_cast<size_t>(factor) + 32;
+    factors[g % 8] |= static_cast<uint8_t>((stored & 15) << g / 8 * 4);
+    factors[8 + g % 4] |= static_cast<uint8_t>((stored >> 4) << g / 4 * 2);
+    const float scale = d * static_cast<float>(factor);
+    for (size_t i = g * 16; i < g * 16 + 16; ++i) {
+      const long code = scale > 0 ? std::clamp(std::lround(values[i] / scale), -4l, 3l) + 4 : 4;
+      pairs[i / 128 * 32 + i % 32] |= static_cast<uint8_t>((code & 3) << i % 128 / 32 * 2);
+      thirds[i % 32] |= static_cast<uint8_t>((code >> 2) << i / 32);
+    }
+  }
+  Append(out, thirds, sizeof thirds);
+  Append(out, pairs, sizeof pairs);
+  Append(out, factors, sizeof factors);
+  Put(out, half);
+}
+
 [[noreturn]] void Die(const char* why) {
   std::fprintf(stderr, "tiny_gguf: %s\n", why);
   std::abort();
@@ -398,6 +426,8 @@ std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float>
   } else if (type == model::GgmlType::kQ4_K || type == model::GgmlType::kQ5_K) {
     const int bits = type == model::GgmlType::kQ4_K ? 4 : 5;
     for (size_t i = 0; i < values.size(); i += 256) EncodeKQuant(bits, values.subspan(i, 256), out);
+  } else if (type == model::GgmlType::kQ3_K) {
+    for (size_t i = 0; i < values.size(); i += 256) EncodeQ3_K(values.subspan(i, 256), out);
   } else if (type == model::GgmlType::kQ6_K) {
     for (size_t i = 0; i < values.size(); i += 256) EncodeQ6_K(values.subspan(i, 256), out);
   } else {

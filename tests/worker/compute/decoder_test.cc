@@ -83,7 +83,7 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
       {.hidden = 256,
        .head_dim = 64,
        .ffn = 256,
-       .matrix_type = model::GgmlType::kQ5_K,
+       .matrix_type = model::GgmlType::kQ3_K,
        .other_type = model::GgmlType::kF32,
        .embedding_type = model::GgmlType::kQ5_K},
   };
@@ -215,7 +215,7 @@ TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
                                      .head_dim = 256,
                                      .ffn = 256,
                                      .matrix_type = model::GgmlType::kQ5_K,
-                                     .other_type = model::GgmlType::kBF16}));
+                                     .other_type = model::GgmlType::kQ3_K}));
   ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
 }
 
