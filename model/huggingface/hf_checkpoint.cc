@@ -107,8 +107,8 @@ class Folder {
 class HfCheckpoint final : public Checkpoint {
  public:
   // `text` is that of config.json.
-  HfCheckpoint(Json config, std::string title, std::string_view text)
-      : configuration_(std::move(config), std::move(title)) {
+  HfCheckpoint(std::string path, Json config, std::string title, std::string_view text)
+      : path_(std::move(path)), configuration_(std::move(config), std::move(title)) {
     Hash(text);
   }
 
@@ -122,6 +122,7 @@ class HfCheckpoint final : public Checkpoint {
     return Cat("Hugging Face folder with ", files_.size(), " safetensors file",
                files_.size() == 1 ? "" : "s");
   }
+  std::string_view path() const override { return path_; }
   const Configuration& configuration() const override { return configuration_; }
   Naming naming() const override { return Naming::kHuggingFace; }
   std::span<const Tensor> tensors() const override { return tensors_; }
@@ -132,7 +133,7 @@ class HfCheckpoint final : public Checkpoint {
   }
   uint64_t token_count() const override { return tokens_; }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
-    if (!tokenizer_status_.ok()) return tokenizer_status_;
+    if (!tokenizer_status_.ok()) return InFile(path_, tokenizer_status_);
     return tokenizer_;
   }
   void ReleasePages() const override {
@@ -291,7 +292,7 @@ class HfCheckpoint final : public Checkpoint {
       Hash(*model);
       files.sentencepiece = *std::move(model);
     } else {
-      tokenizer_status_ = InvalidArgument(folder.PathOf(kTokenizer), " is missing");
+      tokenizer_status_ = InvalidArgument(kTokenizer, " is missing");
       return absl::OkStatus();
     }
     files.rows = configuration_.Uint("vocab_size").value_or(0);
@@ -340,6 +341,7 @@ class HfCheckpoint final : public Checkpoint {
     return absl::OkStatus();
   }
 
+  const std::string path_;
   const HfConfiguration configuration_;
   std::vector<SafetensorsFile> files_;
   std::vector<Tensor> tensors_;
@@ -365,7 +367,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenHuggingFace(const std::str
   const auto last = normal.has_filename() ? normal : normal.parent_path();
   std::string title = last.filename().string();
   const auto checkpoint =
-      std::make_shared<HfCheckpoint>(*std::move(config), std::move(title), *text);
+      std::make_shared<HfCheckpoint>(path, *std::move(config), std::move(title), *text);
   if (absl::Status status = checkpoint->Load(folder); !status.ok()) return status;
   return checkpoint;
 }

@@ -1,5 +1,6 @@
 #include "model/huggingface/json_file.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -16,7 +17,8 @@ namespace {
 // own builder it refuses depth and repeated keys.
 class Builder : public nlohmann::json_sax<Json> {
  public:
-  Builder(size_t depth, size_t memory) : max_depth_(depth), max_memory_(memory) {}
+  Builder(std::string_view text, size_t depth, size_t memory)
+      : text_(text), max_depth_(depth), max_memory_(memory) {}
 
   Json root;
   std::string problem;
@@ -40,12 +42,23 @@ class Builder : public nlohmann::json_sax<Json> {
     memory_ += kMemberBytes + name.size();
     const auto [member, is_new] = members.try_emplace(std::move(name));
     member_ = &member->second;
+    key_ = &member->first;
     if (is_new) return true;
     problem = Cat("key '", absl::CHexEscape(member->first.substr(0, 80)), "' appears twice");
     return false;
   }
-  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
+  bool parse_error(size_t position, const std::string& token,
+                   const Json::exception& error) override {
+    constexpr int kOverflow = 406;  // of the library
     problem = Cat("no valid JSON at byte ", position);
+    // Python writes such numbers. The position is that of the capital letter, counted from 1.
+    const std::string_view rest =
+        text_.substr(std::min(text_.size(), position - std::min(position, size_t{1})));
+    const bool negative = position >= 2 && text_[position - 2] == '-';
+    for (const std::string_view number : {"NaN", "Infinity"}) {
+      if (rest.starts_with(number)) problem = NoNumber(negative ? "-" : "", number);
+    }
+    if (error.id == kOverflow) problem = NoNumber("", std::string_view(token).substr(0, 40));
     return false;
   }
 
@@ -54,6 +67,12 @@ class Builder : public nlohmann::json_sax<Json> {
   static constexpr size_t kMemberBytes = 4 * sizeof(void*) + sizeof(Json::object_t::value_type);
   // A value in a list, which has room for as many again when it has grown.
   static constexpr size_t kElementBytes = 2 * sizeof(Json);
+
+  std::string NoNumber(std::string_view sign, std::string_view number) const {
+    const std::string_view key = key_ == nullptr ? std::string_view() : *key_;
+    return Cat(absl::CHexEscape(ToAbsl(key.substr(0, 80))), " = ", sign, number,
+               " is no finite number");
+  }
 
   Json* Place(Json value) {
     if (open_.empty()) {
@@ -91,12 +110,14 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  const std::string_view text_;
   const size_t max_depth_, max_memory_;
   size_t memory_ = 0;  // that the values take, about
   // The containers that have not ended. None of them moves: the last one is the only one that
   // grows.
   std::vector<Json*> open_;
   Json* member_ = nullptr;
+  const std::string* key_ = nullptr;  // the last one
 };
 
 }  // namespace
@@ -129,7 +150,7 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view wha
   if (HasEndlessNumber(text)) return InvalidArgument(what, " has a number without an end");
   // Small values take twenty times their text. The merges of a large vocabulary, each a list of two
   // strings, take eight times theirs where nothing is indented: 130 MiB for half a million.
-  Builder builder(bounds.depth, 4 * text.size() + (64 << 20));
+  Builder builder(text, bounds.depth, 4 * text.size() + (64 << 20));
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     return InvalidArgument(what, ": ", builder.problem);
   }

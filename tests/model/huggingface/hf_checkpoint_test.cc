@@ -206,7 +206,7 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
 }
 
 TEST_F(HfCheckpointTest, FilesThatAreNoJsonOrTooMuchOfIt) {
-  testing::WriteFile(PathOf("config.json"), R"({"a": NaN})");
+  testing::WriteFile(PathOf("config.json"), R"({"a": nan})");
   EXPECT_THAT(Error(), HasSubstr("no valid JSON at byte"));
   testing::WriteFile(PathOf("config.json"), std::string(100'000, '['));
   EXPECT_THAT(Error(), HasSubstr("nested more than 16 deep"));
@@ -235,6 +235,25 @@ TEST_F(HfCheckpointTest, FilesOfManySmallValues) {
   for (int i = 0; i < 1'200'000; ++i) absl::StrAppend(&index, "\"", i, R"(":"",)");
   testing::WriteFile(PathOf("model.safetensors.index.json"), index + R"("x":"a"}})");
   EXPECT_THAT(Error(), HasSubstr("index.json: its values take more than"));
+}
+
+// Python writes numbers that JSON does not have.
+TEST_F(HfCheckpointTest, NumbersThatAreNoneAreNamed) {
+  const std::string good = Read("config.json").dump();
+  const auto with = [&](const std::string& number) {
+    testing::WriteFile(PathOf("config.json"),
+                       absl::StrCat(R"({"first": 1, "a_theta":  )", number, ", ", good.substr(1)));
+    return Error();
+  };
+  EXPECT_EQ(with("1"), "");
+  for (const char* number : {"NaN", "Infinity", "-Infinity", "1e999", "-1e999"}) {
+    EXPECT_THAT(with(number),
+                HasSubstr(absl::StrCat("config.json: a_theta = ", number, " is no finite number")));
+    EXPECT_THAT(with(absl::StrCat("[1, ", number, "]")),
+                HasSubstr(absl::StrCat("config.json: a_theta = ", number, " is no finite number")));
+  }
+  EXPECT_THAT(with("Nan"), HasSubstr("config.json: no valid JSON at byte 26"));
+  EXPECT_THAT(with("-"), HasSubstr("no valid JSON at byte"));
 }
 
 TEST_F(HfCheckpointTest, TheIndexNamesFewFiles) {
