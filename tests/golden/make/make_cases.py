@@ -42,6 +42,7 @@ OWN = {
         "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
     "ernie4_5": ("llama", {"model_type": "ernie4_5", "use_bias": True}),
+    "gpt_bigcode_mha": ("gpt_bigcode_mqa", {"multi_query": False, "num_key_value_heads": 6}),
     "qwen2_padded": ("qwen2", {"vocab_size": VOCABULARY + 40}),
     "llama_dynamic": ("llama", {
         "max_position_embeddings": 32,
