@@ -161,11 +161,11 @@ class HfCheckpoint final : public Checkpoint {
   void Hash(std::string_view text) { hashes_.push_back(XXH3_64bits(text.data(), text.size())); }
 
   absl::StatusOr<Json> ReadJson(const Folder& folder, std::string_view name,
-                                const JsonBounds& bounds) {
+                                const JsonBounds& bounds, MergeList* merges = nullptr) {
     const auto text = folder.Read(name, bounds.bytes);
     if (!text.ok()) return text.status();
     Hash(*text);
-    return ParseJsonObject(*text, folder.PathOf(name), bounds);
+    return ParseJsonObject(*text, folder.PathOf(name), bounds, merges);
   }
 
   // `index` is the object that says in which file a tensor is; null: there is none.
@@ -227,24 +227,31 @@ class HfCheckpoint final : public Checkpoint {
   absl::Status LoadTensors(const Folder& folder) {
     constexpr char kOne[] = "model.safetensors", kIndex[] = "model.safetensors.index.json";
     if (!folder.Has(kIndex)) return AddFile(folder, kOne, nullptr);
-    const auto index = ReadJson(folder, kIndex, kIndexBounds);
+    auto index = ReadJson(folder, kIndex, kIndexBounds);
     if (!index.ok()) return index.status();
-    const auto map = index->find("weight_map");
-    if (map == index->end() || !map->is_object()) {
-      return InvalidArgument(folder.PathOf(kIndex), " has no weight_map");
+    const absl::Status status = LoadIndexed(folder, kIndex, *index);
+    FreeJson(*index);
+    return status;
+  }
+
+  // `index` is the content of the file `name`.
+  absl::Status LoadIndexed(const Folder& folder, std::string_view name, const Json& index) {
+    const auto map = index.find("weight_map");
+    if (map == index.end() || !map->is_object()) {
+      return InvalidArgument(folder.PathOf(name), " has no weight_map");
     }
     std::set<std::string> names;
     for (const auto& [tensor, file] : map->items()) {
       if (!file.is_string()) {
-        return InvalidArgument(folder.PathOf(kIndex), ": weight_map has a file that is no string");
+        return InvalidArgument(folder.PathOf(name), ": weight_map has a file that is no string");
       }
       names.insert(file.get<std::string>());
       if (names.size() > kMaxFiles) {
-        return InvalidArgument(folder.PathOf(kIndex), " names more than ", kMaxFiles, " files");
+        return InvalidArgument(folder.PathOf(name), " names more than ", kMaxFiles, " files");
       }
     }
-    for (const std::string& name : names) {
-      if (absl::Status status = AddFile(folder, name, &*map); !status.ok()) return status;
+    for (const std::string& file : names) {
+      if (absl::Status status = AddFile(folder, file, &*map); !status.ok()) return status;
     }
     for (const auto& [tensor, file] : map->items()) {
       if (names_.contains(tensor)) continue;
@@ -283,7 +290,7 @@ class HfCheckpoint final : public Checkpoint {
     constexpr std::string_view kTemplate = ".jinja";
     HfTokenizerFiles files;
     if (folder.Has(kTokenizer)) {
-      auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
+      auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds, &files.merges);
       if (!tokenizer.ok()) return tokenizer.status();
       files.tokenizer = *std::move(tokenizer);
     } else if (folder.Has(kModel)) {
@@ -333,7 +340,7 @@ class HfCheckpoint final : public Checkpoint {
           AddEnds(Member(*generation, "eos_token_id"), "generation_config.json", files.end_ids);
       if (!status.ok()) return status;
     }
-    auto bundle = ReadHfTokenizer(files);
+    auto bundle = ReadHfTokenizer(std::move(files));
     tokenizer_status_ = bundle.status();
     if (!bundle.ok()) return absl::OkStatus();
     tokenizer_ = *std::move(bundle);
