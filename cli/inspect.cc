@@ -50,8 +50,12 @@ std::string Heads(const model::AttentionSpec& attention) {
     return absl::StrFormat("%d query heads of %d, a latent of %d + %d", attention.heads,
                            attention.head_dim, attention.latent->rank, attention.latent->rope_dim);
   }
-  return absl::StrFormat("%d query and %d KV heads of %d", attention.heads, attention.kv_heads,
-                         attention.head_dim);
+  std::string heads = absl::StrFormat("%d query and %d KV heads of %d", attention.heads,
+                                      attention.kv_heads, attention.head_dim);
+  if (attention.value_dim != attention.head_dim) {
+    absl::StrAppend(&heads, " (V of ", attention.value_dim, ")");
+  }
+  return heads;
 }
 
 // E.g. "FFN of 1536".

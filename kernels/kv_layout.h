@@ -3,14 +3,12 @@
 //
 // A block holds 16 tokens. Per layer and KV head it has one 64-byte aligned
 // record, K first, then V:
-//   bf16  K [dim/2][16 tokens][2]   V [8 token pairs][dim][2]
-//   fp32  K [dim][16 tokens]        V [16 tokens][dim]
+//   bf16  K [key/2][16 tokens][2]   V [8 token pairs][value][2]
+//   fp32  K [key][16 tokens]        V [16 tokens][value]
 // With this layout one 64-byte load of K is sixteen keys, and one of V sixteen dimensions.
-// `dim` is a multiple of 16, at most kMaxHeadDim.
 //
-// With a value prefix, V of a token is the first `value_prefix` elements of its K (the latent of
-// multi-head latent attention, arXiv 2405.04434): the record is K alone, and `dim` is at most
-// kMaxLatentDim. The prefix is a multiple of 16, too.
+// V of a token may be the first elements of its K (the latent of multi-head latent attention,
+// arXiv 2405.04434). Then the record is K alone.
 #pragma once
 
 #include <cstdint>
@@ -39,16 +37,32 @@ constexpr std::string_view KvFormatName(KvFormat format) {
 
 constexpr int64_t KvElementBytes(KvFormat format) { return format == KvFormat::kBf16 ? 2 : 4; }
 
+// The elements of a token's K and V, for one layer and KV head: multiples of 16, at most
+// kMaxHeadDim, or with a prefix kMaxLatentDim.
+struct KvDims {
+  int key = 0;
+  int value = 0;
+  bool prefix = false;  // V is the first `value` elements of K, and has no memory of its own
+
+  // K and V of equal length, as most models have them.
+  static constexpr KvDims Equal(int dim) { return {.key = dim, .value = dim}; }
+  constexpr int stored() const { return prefix ? key : key + value; }
+
+  bool operator==(const KvDims&) const = default;
+};
+
 // Bytes of one record (K and V of 16 tokens of one layer and KV head).
-constexpr int64_t KvRecordBytes(KvFormat format, int dim, int value_prefix = 0) {
-  return (value_prefix > 0 ? 1 : 2) * KvElementBytes(format) * kKvBlockTokens * dim;
+constexpr int64_t KvRecordBytes(KvFormat format, const KvDims& dims) {
+  return KvElementBytes(format) * kKvBlockTokens * dims.stored();
 }
 
-// Byte offset of V inside a record that has it.
-constexpr int64_t KvValueOffset(KvFormat format, int dim) { return KvRecordBytes(format, dim) / 2; }
+// Byte offset of V inside a record; 0 with a prefix.
+constexpr int64_t KvValueOffset(KvFormat format, const KvDims& dims) {
+  return dims.prefix ? 0 : KvElementBytes(format) * kKvBlockTokens * dims.key;
+}
 
-// UNIMPLEMENTED: kernels cannot attend with K of `dim` elements and such a prefix.
-absl::Status CheckKvDims(int dim, int value_prefix);
+// UNIMPLEMENTED: kernels cannot attend with such K and V.
+absl::Status CheckKvDims(const KvDims& dims);
 
 // Element index (not bytes) inside K or V of token `slot` (0..15), dimension d.
 constexpr int64_t KvKeyIndex(KvFormat format, int slot, int d) {

@@ -174,14 +174,11 @@ struct ChooseExpertsArgs {
 // aligned, laid out as kv_layout.h says.
 struct KvView {
   KvFormat format = KvFormat::kBf16;
-  int dim = 0;           // of K
-  int value_prefix = 0;  // V is so many first elements of K; 0: V has `dim` elements of its own
+  KvDims dims;
   std::byte* base = nullptr;
   int64_t block_stride = 0;
   int64_t head_stride = 0;
   const int32_t* block_table = nullptr;  // [blocks of the sequence] block ids
-
-  int value_dim() const { return value_prefix > 0 ? value_prefix : dim; }
 };
 
 // kv_write: encodes K and V of consecutive tokens of one sequence into the
@@ -190,8 +187,8 @@ struct KvWriteArgs {
   KvView cache;
   int first_position = 0;    // absolute position of token 0
   int heads = 0;             // KV heads
-  const float* k = nullptr;  // [tokens, heads, dim] fp32, after RoPE
-  const float* v = nullptr;  // [tokens, heads, dim] fp32; unused with a value prefix
+  const float* k = nullptr;  // [tokens, heads, dims.key] fp32, after RoPE
+  const float* v = nullptr;  // [tokens, heads, dims.value] fp32; unused where V is a prefix of K
   int64_t token_stride = 0;  // floats from token to token, of k and of v
 };
 
@@ -222,14 +219,15 @@ struct AttentionArgs {
   int kv_head = 0;
   int first_position = 0;         // absolute position of query token 0
   int heads = 0;                  // query heads of this KV head
-  const float* q = nullptr;       // [tokens, heads, dim] fp32, after RoPE, not scaled
+  const float* q = nullptr;       // [tokens, heads, dims.key] fp32, after RoPE, not scaled
   int64_t q_stride = 0;           // floats from token to token
   float scale = 0;                // 1 / sqrt(dim)
   int window = 0;                 // 0: all earlier keys
   float softcap = 0;              // 0: none
   const float* slopes = nullptr;  // [heads]; null: none (ALiBi, arXiv 2108.12409)
   const float* sinks = nullptr;   // [heads]; null: none
-  float* out = nullptr;           // [tokens, heads, value_dim] fp32
+  int out_dim = 0;                // elements of a result that are written, at most dims.value
+  float* out = nullptr;           // [tokens, heads, out_dim] fp32
   int64_t out_stride = 0;
 };
 

@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <unordered_map>
 
 #include "absl/base/macros.h"
 #include "absl/strings/str_cat.h"
@@ -44,6 +46,23 @@ int FindKind(const WeightEncoding& encoding, KindList<All...>) {
   return ((All::Packs(encoding) || (++found, false)) || ...) ? found : -1;
 }
 
+// For each block the number of its window among those that the blocks have.
+absl::StatusOr<std::vector<int32_t>> NumberWindows(absl::Span<const int32_t> windows,
+                                                   int64_t blocks) {
+  if (!windows.empty() && static_cast<int64_t>(windows.size()) != blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(windows.size(), " windows of ", blocks, " blocks"));
+  }
+  std::vector<int32_t> numbers(blocks);
+  std::unordered_map<int32_t, int32_t> known;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const auto window =
+        windows.empty() ? static_cast<int32_t>(block * kBlockK / kPanelWindow) : windows[block];
+    numbers[block] = known.try_emplace(window, static_cast<int32_t>(known.size())).first->second;
+  }
+  return numbers;
+}
+
 }  // namespace
 
 absl::StatusOr<PackedKind> KindFor(const WeightEncoding& encoding) {
@@ -61,7 +80,8 @@ bool HasIntegerProduct(PackedKind kind) {
 void PackedMatrix::Free::operator()(std::byte* p) const { std::free(p); }
 
 absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding, int64_t columns,
-                                                  int64_t k, absl::Span<const int32_t> split_ends) {
+                                                  int64_t k, absl::Span<const int32_t> split_ends,
+                                                  absl::Span<const int32_t> windows) {
   if (k <= 0 || k % kBlockK != 0 || k > kMaxDimension) {
     return absl::InvalidArgumentError(
         absl::StrCat("rows of ", k, " weights: not a positive multiple of 32 within limits"));
@@ -77,11 +97,23 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
   if (absl::Status status = CheckSplits(matrix.split_ends_, k); !status.ok()) return status;
   matrix.encoding_ = encoding;
   matrix.kind_ = *kind;
-  VisitKind(*kind, [&]<class Kind>() { matrix.record_bytes_ = Kind::kRecordBytes; });
+  VisitKind(*kind, [&]<class Kind>() {
+    matrix.record_bytes_ = Kind::kRecordBytes;
+    matrix.super_bytes_ = kSuperBytesOf<Kind>;
+  });
+  if (matrix.super_bytes_ > 0) {
+    auto numbers = NumberWindows(windows, k / kBlockK);
+    if (!numbers.ok()) return numbers.status();
+    matrix.block_supers_ = *std::move(numbers);
+    matrix.first_record_ =
+        (1 + *std::max_element(matrix.block_supers_.begin(), matrix.block_supers_.end())) *
+        matrix.super_bytes_;
+  }
+  matrix.panel_bytes_ = matrix.first_record_ + k / kBlockK * matrix.record_bytes_;
   matrix.columns_ = columns;
   matrix.k_ = k;
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
-  if (__builtin_mul_overflow(panels * (k / kBlockK), matrix.record_bytes_, &matrix.bytes_) ||
+  if (__builtin_mul_overflow(panels, matrix.panel_bytes_, &matrix.bytes_) ||
       matrix.bytes_ > kMaxBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " x ", k));
   }
@@ -121,15 +153,23 @@ absl::Status PackedMatrix::PackPanel(const WeightPanel& panel, int64_t column, i
                                                    ", elements ", k, " + ", count,
                                                    " of a matrix of ", columns_, " x ", k_));
   }
-  const int64_t blocks = k_ / kBlockK;
+  const MatrixView matrix = view();
   absl::Status status;
   VisitKind(kind_, [&]<class Kind>() {
     for (int i = 0; i < panel.outputs; ++i) {
-      const int64_t block = (column + i) / kPanelColumns * blocks + k / kBlockK;
+      const int in_panel = static_cast<int>((column + i) / kPanelColumns);
       const int lane = static_cast<int>((column + i) % kPanelColumns);
-      std::byte* record = data_.get() + block * Kind::kRecordBytes;
-      for (int at = panel.begin; at < panel.end; at += kBlockK, record += Kind::kRecordBytes) {
-        if (!Kind::Pack(encoding_, panel.rows[i], at, lane, record)) {
+      for (int at = panel.begin; at < panel.end; at += kBlockK) {
+        const int block = static_cast<int>((k + at - panel.begin) / kBlockK);
+        auto* const record = const_cast<std::byte*>(matrix.record(in_panel, block));
+        bool packed;
+        if constexpr (kSuperBytesOf < Kind >> 0) {
+          auto* const super = const_cast<std::byte*>(matrix.super(in_panel, block));
+          packed = Kind::Pack(encoding_, panel.rows[i], at, lane, record, super);
+        } else {
+          packed = Kind::Pack(encoding_, panel.rows[i], at, lane, record);
+        }
+        if (!packed) {
           status = absl::InvalidArgumentError(
               absl::StrCat("scale of column ", column + i, " is out of range"));
           return;
@@ -147,7 +187,7 @@ void PackedMatrix::DequantizeColumn(int64_t column, absl::Span<float> out) const
   const int lane = static_cast<int>(column % kPanelColumns);
   VisitKind(kind_, [&]<class Kind>() {
     for (int b = 0; b < matrix.blocks(); ++b) {
-      Kind::Decode(matrix.record(panel, b), lane, out.data() + b * kBlockK);
+      Kind::Decode(RecordOf<Kind>(matrix, panel, b), lane, out.data() + b * kBlockK);
     }
   });
 }
@@ -158,9 +198,12 @@ MatrixView PackedMatrix::view() const {
           .k = static_cast<int>(k_),
           .split_count = static_cast<int>(split_ends_.size()),
           .split_ends = split_ends_.data(),
-          .records = data_.get(),
+          .panels_begin = data_.get(),
+          .panel_bytes = panel_bytes_,
           .record_bytes = record_bytes_,
-          .panel_blocks = static_cast<int>(k_ / kBlockK)};
+          .super_bytes = super_bytes_,
+          .first_record = first_record_,
+          .block_supers = block_supers_.empty() ? nullptr : block_supers_.data()};
 }
 
 }  // namespace flotilla::kernels

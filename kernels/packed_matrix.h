@@ -8,7 +8,8 @@
 // Columns are outputs: y[m, column] = sum over k of x[m, k] * W[column, k]. They
 // are grouped in panels of 32, and K is cut into blocks of 32. Each (panel, block)
 // has one record, arranged as the packed kind says (kernels/packing/). Records are 64-byte
-// aligned, and blocks ascend inside a panel.
+// aligned, and blocks ascend inside a panel. Before its records a panel has what the kind keeps for
+// whole windows of the file, if it does.
 #pragma once
 
 #include <cstddef>
@@ -44,28 +45,54 @@ struct MatrixView {
   int k = 0;                            // inputs, a multiple of 32
   int split_count = 1;                  // >= 1
   const int32_t* split_ends = nullptr;  // [split_count] ascending multiples of 32, last == k
-  const std::byte* records = nullptr;   // [panels, panel_blocks] records; the first k / 32 count
+  const std::byte* panels_begin = nullptr;
+  int64_t panel_bytes = 0;
   int64_t record_bytes = 0;
-  int panel_blocks = 0;  // k / 32; more where the view is a part of a matrix
+  int64_t super_bytes = 0;                // of one window (kSuperBytesOf)
+  int64_t first_record = 0;               // bytes from a panel's begin
+  const int32_t* block_supers = nullptr;  // [blocks] which of the panel's windows; null: none
 
   int panels() const { return (columns + kPanelColumns - 1) / kPanelColumns; }
   int blocks() const { return k / kBlockK; }
   const std::byte* record(int panel, int block) const {
-    return records + (static_cast<int64_t>(panel) * panel_blocks + block) * record_bytes;
+    return panels_begin + panel * panel_bytes + first_record + block * record_bytes;
+  }
+  const std::byte* super(int panel, int block) const {
+    return panels_begin + panel * panel_bytes + block_supers[block] * super_bytes;
+  }
+  // The part whose first block is this one. The caller sets what is less of the part.
+  MatrixView From(int panel, int block) const {
+    MatrixView part = *this;
+    part.panels_begin += panel * panel_bytes;
+    part.first_record += block * record_bytes;
+    if (block_supers != nullptr) part.block_supers += block;
+    return part;
   }
 };
+
+// The record of a block as the functions of a kind take it.
+template <class Kind>
+auto RecordOf(const MatrixView& matrix, int panel, int block) {
+  if constexpr (kSuperBytesOf < Kind >> 0) {
+    return SuperRecord{matrix.record(panel, block), matrix.super(panel, block)};
+  } else {
+    return matrix.record(panel, block);
+  }
+}
 
 class PackedMatrix {
  public:
   PackedMatrix() = default;
 
   // Makes an all-zero matrix of `columns` x `k` for weights of `encoding`. `split_ends` is
-  // as in MatrixView; empty means one split. Memory is 64-byte aligned, and Create asks
-  // for huge pages. InvalidArgument when no kind packs the encoding, k is not a positive multiple
-  // of 32, columns is not positive, splits are malformed or the size is above 1 TiB;
+  // as in MatrixView; empty means one split. `windows` [k / 32] are the windows of the file's rows
+  // that have the blocks; empty: block b is in window b / 8. Memory is 64-byte aligned, and Create
+  // asks for huge pages. InvalidArgument when no kind packs the encoding, k is not a positive
+  // multiple of 32, columns is not positive, splits are malformed or the size is above 1 TiB;
   // ResourceExhausted when there is not enough memory.
   static absl::StatusOr<PackedMatrix> Create(const WeightEncoding& encoding, int64_t columns,
-                                             int64_t k, absl::Span<const int32_t> split_ends = {});
+                                             int64_t k, absl::Span<const int32_t> split_ends = {},
+                                             absl::Span<const int32_t> windows = {});
 
   // Packs the outputs of a panel into the columns from `column` on, and its elements into those
   // from `k` on. Calls on disjoint panels of the matrix (32 columns) may run concurrently.
@@ -95,6 +122,10 @@ class PackedMatrix {
   WeightEncoding encoding_;
   PackedKind kind_{};
   int64_t record_bytes_ = 0;
+  int64_t super_bytes_ = 0;
+  int64_t first_record_ = 0;
+  int64_t panel_bytes_ = 0;
+  std::vector<int32_t> block_supers_;
   int64_t columns_ = 0;
   int64_t k_ = 0;
   int64_t bytes_ = 0;

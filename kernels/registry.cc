@@ -72,15 +72,16 @@ const Ops& GetOps(Isa isa) {
   std::abort();
 }
 
-absl::Status CheckKvDims(int dim, int value_prefix) {
-  const int most = value_prefix > 0 ? kMaxLatentDim : kMaxHeadDim;
-  if (dim % 16 != 0 || dim > most || value_prefix > dim) {
-    return absl::UnimplementedError(
-        absl::StrCat("head size ", dim, " is not a multiple of 16 up to ", most));
+absl::Status CheckKvDims(const KvDims& dims) {
+  const int most = dims.prefix ? kMaxLatentDim : kMaxHeadDim;
+  for (const int dim : {dims.key, dims.value}) {
+    if (dim <= 0 || dim % 16 != 0 || dim > most || (dims.prefix && dim > dims.key)) {
+      return absl::UnimplementedError(absl::StrCat("K and V of ", dims.key, " and ", dims.value,
+                                                   " elements are not multiples of 16 up to ",
+                                                   most));
+    }
   }
-  if (value_prefix % 16 == 0) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("a latent of ", value_prefix, " is not a multiple of 16"));
+  return absl::OkStatus();
 }
 
 SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b) {

@@ -53,7 +53,6 @@ struct LatentSpec {
   uint32_t rank = 0;        // of the latent, a multiple of 16
   uint32_t nope_dim = 0;    // of a query head: the first elements, without a position
   uint32_t rope_dim = 0;    // the last elements, all of which are rotated; a multiple of 16
-  uint32_t value_dim = 0;   // of a head's V
   NormSpec norm;            // of the latent, and of what queries are made of
 
   bool operator==(const LatentSpec&) const = default;
@@ -64,7 +63,8 @@ struct LatentSpec {
 struct AttentionSpec {
   uint32_t heads = 0;  // a multiple of kv_heads
   uint32_t kv_heads = 0;
-  uint32_t head_dim = 0;  // of queries; without a latent also of keys and values
+  uint32_t head_dim = 0;   // of queries; without a latent also of keys
+  uint32_t value_dim = 0;  // of values, and so of a head's result, which the output product reads
   HeadNorms head_norms = HeadNorms::kNone;
   NormSpec head_norm;
   float scale = 0;               // of the scores
@@ -76,11 +76,8 @@ struct AttentionSpec {
   uint32_t kv_group = 0;         // index into ModelSpec::kv_groups
   std::optional<LatentSpec> latent;
 
-  // Of K in the KV memory, and of how many first elements of it are V; 0: V is as long, by itself.
+  // Of a token's K: with a latent the same for all heads, of which the latent is the first part.
   uint32_t key_dim() const { return latent ? latent->rank + latent->rope_dim : head_dim; }
-  uint32_t value_prefix() const { return latent ? latent->rank : 0; }
-  // Of a head's result, which the output product reads.
-  uint32_t value_dim() const { return latent ? latent->value_dim : head_dim; }
 
   // The splits of the output product: one for each KV head, or for each query head where all
   // share one KV head, which every rank then has.

@@ -21,7 +21,10 @@ void DecodeCodes(const WeightEncoding& encoding, const WeightRow& row, int begin
     if (encoding.has_factors) scale *= static_cast<float>(row.factors[k / kFactorGroup]);
     for (int j = 0; j < kFactorGroup; ++j) out[j] = scale * static_cast<float>(row.codes[k + j]);
     if (!encoding.has_minimums) continue;
-    const float minimum = HalfToFloat(row.minimums[k / kScaleGroup]);
+    float minimum = HalfToFloat(row.minimums[k / kScaleGroup]);
+    if (encoding.has_minimum_factors) {
+      minimum *= static_cast<float>(row.minimum_factors[k / kFactorGroup]);
+    }
     for (int j = 0; j < kFactorGroup; ++j) out[j] += minimum;
   }
 }

@@ -145,17 +145,19 @@ uint64_t SizeOf(Extent extent, const ModelSpec& spec) {
     case Extent::kAllKeys:
       return uint64_t{attention.kv_heads} * attention.head_dim;
     case Extent::kValues:
-      return uint64_t{attention.heads} * attention.value_dim();
+      return uint64_t{attention.kv_heads} * attention.value_dim;
+    case Extent::kResults:
+      return uint64_t{attention.heads} * attention.value_dim;
     case Extent::kQueryRank:
       return attention.latent.has_value() ? attention.latent->query_rank : 0;
     case Extent::kLatentRank:
-      return attention.value_prefix();
+      return attention.latent.has_value() ? attention.latent->rank : 0;
     case Extent::kLatentKey:
       return attention.key_dim();
     case Extent::kNopeDim:
       return attention.latent.has_value() ? attention.latent->nope_dim : 0;
     case Extent::kValueDim:
-      return attention.value_dim();
+      return attention.value_dim;
     case Extent::kFfn:
       return spec.ffn().width;
     case Extent::kExpertFfn:

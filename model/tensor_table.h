@@ -78,7 +78,7 @@ enum class TensorRole : uint8_t {
 };
 
 // The length of a tensor's axis. It also says how the axis is sharded: kQueries, kKeys, kValues,
-// kHeads and kKvHeads by attention splits, kFfn, kExpertFfn and kSharedFfn by FFN splits,
+// kResults, kHeads and kKvHeads by attention splits, kFfn, kExpertFfn and kSharedFfn by FFN splits,
 // kVocabulary by chunks of the vocabulary, the others not at all. kAllQueries and kAllKeys are as
 // long as kQueries and kKeys.
 enum class Extent : uint8_t {
@@ -90,7 +90,8 @@ enum class Extent : uint8_t {
   kKvHeads,
   kQueries,
   kKeys,
-  kValues,  // of all heads, as the output product reads them
+  kValues,
+  kResults,  // of all heads, as the output product reads them
   kAllQueries,
   kAllKeys,
   kQueryRank,

@@ -19,12 +19,13 @@ inline constexpr int kPanelWindow = 256;
 // The number of consecutive k that have a scale and a minimum. A format with longer groups repeats
 // them.
 inline constexpr int kScaleGroup = 32;
-// The number of consecutive k that have a factor, where the encoding has factors.
+// The number of consecutive k that have a factor, where the encoding has factors. All k of a window
+// have one scale and one minimum then.
 inline constexpr int kFactorGroup = 16;
 
 // What the numbers of a panel mean: the weight itself, or codes. The weight of a code is
-//   scale * factor * code + minimum  in fp32,
-// where scale * factor * code is exact and only the sum rounds. A part that the encoding does not
+//   scale * factor * code + minimum * minimum factor  in fp32,
+// where the products are exact and only the sum rounds. A part that the encoding does not
 // have is left out. Weights of equal encodings can be one matrix.
 struct WeightEncoding {
   enum class Numbers : uint8_t { kFp32, kFp16, kBf16, kCodes };
@@ -35,6 +36,7 @@ struct WeightEncoding {
   int8_t high = 0;
   bool has_factors = false;
   bool has_minimums = false;
+  bool has_minimum_factors = false;
 
   bool operator==(const WeightEncoding&) const = default;
 };
@@ -46,6 +48,7 @@ struct WeightRow {
   uint16_t scales[kPanelWindow / kScaleGroup];    // fp16
   uint16_t minimums[kPanelWindow / kScaleGroup];  // fp16
   int8_t factors[kPanelWindow / kFactorGroup];
+  int8_t minimum_factors[kPanelWindow / kFactorGroup];
 };
 
 struct WeightPanel {

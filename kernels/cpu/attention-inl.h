@@ -238,22 +238,22 @@ FLOTILLA_INLINE void RecordValues(const std::byte* at, int dim, int from, int to
   }
 }
 
-// Adds keys [begin, end) of the tile to rows [row, row + N). `dim` is that of V.
+// Adds keys [begin, end) of the tile to rows [row, row + N).
 template <class S, KvFormat kFormat, int N, class Rows>
-FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, int dim, int begin, int end,
-                               Rows* rows, int row) {
+FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const KvDims& dims, int begin,
+                               int end, Rows* rows, int row) {
   constexpr int V = S::AttentionVectors(N);
   for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
-    const std::byte* at = blocks[b] + (Rows::kPrefix ? 0 : KvValueOffset(kFormat, dim));
+    const std::byte* at = blocks[b] + (Rows::kPrefix ? 0 : KvValueOffset(kFormat, dims));
     const int key = b * kKvBlockTokens;
     const int from = begin > key ? begin - key : 0;
     const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
     int d = 0;
-    for (; d + 16 * V <= dim; d += 16 * V) {
-      RecordValues<S, kFormat, N, V>(at, dim, from, to, rows, row, key, d);
+    for (; d + 16 * V <= dims.value; d += 16 * V) {
+      RecordValues<S, kFormat, N, V>(at, dims.value, from, to, rows, row, key, d);
     }
-    for (; d < dim; d += 16) {
-      RecordValues<S, kFormat, N, 1>(at, dim, from, to, rows, row, key, d);
+    for (; d < dims.value; d += 16) {
+      RecordValues<S, kFormat, N, 1>(at, dims.value, from, to, rows, row, key, d);
     }
   }
 }
@@ -263,7 +263,6 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
                                           AttentionRows<N, kDim>* rows) {
   constexpr int V = S::AttentionVectors(N);
   const KvView& cache = args.cache;
-  const int value_dim = rows->kPrefix ? cache.value_prefix : cache.dim;
   const auto in_tile = [&](int key) {
     return key < begin ? 0 : key - begin < kTileKeys ? key - begin : kTileKeys;
   };
@@ -279,16 +278,16 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
     blocks[i] = KvRecord(cache, args.kv_head, begin + i * kKvBlockTokens);
   }
   for (; b + V <= block_count; b += V) {
-    BlockScores<S, kFormat, N, V>(blocks + b, cache.dim, rows, b * kKvBlockTokens);
+    BlockScores<S, kFormat, N, V>(blocks + b, cache.dims.key, rows, b * kKvBlockTokens);
   }
   for (; b < block_count; ++b) {
-    BlockScores<S, kFormat, N, 1>(blocks + b, cache.dim, rows, b * kKvBlockTokens);
+    BlockScores<S, kFormat, N, 1>(blocks + b, cache.dims.key, rows, b * kKvBlockTokens);
   }
   const bool adjusts = args.softcap != 0 || args.slopes != nullptr;
   for (int r = 0; r < N; ++r) {
     if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
     if (adjusts) AdjustScores<S>(args, begin, rows, r);
-    SoftmaxTile<S>(rows, r, value_dim);
+    SoftmaxTile<S>(rows, r, cache.dims.value);
   }
   // Adds the keys that only earlier rows see, those that all rows see, and then those that only
   // later rows see.
@@ -297,15 +296,15 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
   for (int r = 0; r < N - 1; ++r) {
     const int end = rows->tile_keys[r] < common_first ? rows->tile_keys[r] : common_first;
     if (rows->tile_first[r] < end) {
-      AddValues<S, kFormat, 1>(blocks, value_dim, rows->tile_first[r], end, rows, r);
+      AddValues<S, kFormat, 1>(blocks, cache.dims, rows->tile_first[r], end, rows, r);
     }
   }
   if (common_first < common) {
-    AddValues<S, kFormat, N>(blocks, value_dim, common_first, common, rows, 0);
+    AddValues<S, kFormat, N>(blocks, cache.dims, common_first, common, rows, 0);
   }
   for (int r = 1; r < N; ++r) {
     if (rows->tile_keys[r] > common) {
-      AddValues<S, kFormat, 1>(blocks, value_dim, common, rows->tile_keys[r], rows, r);
+      AddValues<S, kFormat, 1>(blocks, cache.dims, common, rows->tile_keys[r], rows, r);
     }
   }
 }
@@ -355,7 +354,7 @@ FLOTILLA_INLINE void AddSink(float sink, AttentionRows<N, kDim>* rows, int r, in
 template <class S, KvFormat kFormat, int kDim, int N>
 __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
   AttentionRows<N, kDim> rows;
-  const int dim = args.cache.dim, value_dim = rows.kPrefix ? args.cache.value_prefix : dim;
+  const int dim = args.cache.dims.key, value_dim = args.cache.dims.value;
   for (int r = 0; r < N; ++r) {
     const int token = (row + r) / args.heads;
     const int head = (row + r) % args.heads;
@@ -364,7 +363,7 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
     rows.first[r] = args.window > 0 && row_keys > args.window ? row_keys - args.window : 0;
     rows.slope[r] = args.slopes == nullptr ? 0 : args.slopes[head];
     rows.begun[r] = false;
-    rows.out[r] = args.out + token * args.out_stride + head * value_dim;
+    rows.out[r] = args.out + token * args.out_stride + head * args.out_dim;
     const float* q = args.q + token * args.q_stride + head * dim;
     const auto scale = S::Set1(args.scale);
     for (int d = 0; d < dim; d += 16) S::Store(rows.q[r] + d, S::Mul(S::Load(q + d), scale));
@@ -386,9 +385,14 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
   for (int r = 0; r < N; ++r) {
     if (args.sinks != nullptr) AddSink<S>(args.sinks[(row + r) % args.heads], &rows, r, value_dim);
     const auto inverse = S::Div(S::Set1(1.0f), S::Set1(rows.total_sum[r]));
-    for (int d = 0; d < value_dim; d += 16) {
+    int d = 0;
+    for (; d + 16 <= args.out_dim; d += 16) {
       S::Store(rows.out[r] + d, S::Mul(S::Load(rows.total[r] + d), inverse));
     }
+    if (d == args.out_dim) continue;
+    alignas(64) float last[16];
+    S::Store(last, S::Mul(S::Load(rows.total[r] + d), inverse));
+    for (int i = 0; d + i < args.out_dim; ++i) rows.out[r][d + i] = last[i];
   }
 }
 
@@ -416,7 +420,7 @@ template <class S>
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
   const int begin = token_begin * args.heads;
   const int end = token_end * args.heads;
-  if (args.cache.value_prefix > 0) {
+  if (args.cache.dims.prefix) {
     AttendAs<S, kMaxLatentDim>(args, begin, end);
   } else {
     AttendAs<S, kMaxHeadDim>(args, begin, end);

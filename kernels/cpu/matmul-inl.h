@@ -90,7 +90,6 @@ template <class S, class Kind, int R, int H>
 __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int half, int row) {
   using F = typename S::F;
   const MatrixView& w = args.weights;
-  const std::byte* record = w.record(panel, 0);
   const int16_t* x[R];
   FLOTILLA_UNROLL
   for (int r = 0; r < R; ++r) x[r] = args.x.values + static_cast<int64_t>(row + r) * w.k;
@@ -104,8 +103,7 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
     TileSums<S, R * H> acc;
     for (const int end = w.split_ends[split] / kBlockK; block < end; ++block) {
       const BlockRows<R> rows{x, sums, w.k / kActivationGroup, block};
-      Kind::template AddBlock<S, R, H>(record, half, rows, acc);
-      record += Kind::kRecordBytes;
+      Kind::template AddBlock<S, R, H>(RecordOf<Kind>(w, panel, block), half, rows, acc);
     }
     FLOTILLA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -192,7 +190,6 @@ inline constexpr int kF32ChunkBlocks = 4;
 template <class S, class Kind>
 void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
   const MatrixView& w = args.weights;
-  const std::byte* record = w.record(panel, 0);
   const float* x = args.x + row * args.x_stride;
   alignas(64) float chunk[kF32ChunkBlocks * kBlockK * kPanelColumns];
   alignas(64) float acc[kF32GroupRows * kPanelColumns];
@@ -208,20 +205,20 @@ void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
       bool multiplied = false;
       if constexpr (Kind::kIsPlain) {
         if (std::is_same_v<Kind, Floats> || rows <= S::kF32Rows) {
-          F32Rows<S, Kind, S::kF32Rows>(record, from, args.x_stride, rows, count * kBlockK, acc);
+          F32Rows<S, Kind, S::kF32Rows>(w.record(panel, block), from, args.x_stride, rows,
+                                        count * kBlockK, acc);
           multiplied = true;
         }
       }
       if (!multiplied) {
         for (int b = 0; b < count; ++b) {
-          Kind::template DecodeRecord<S>(record + b * Kind::kRecordBytes,
+          Kind::template DecodeRecord<S>(RecordOf<Kind>(w, panel, block + b),
                                          chunk + b * kBlockK * kPanelColumns);
         }
         F32Rows<S, Floats, S::kF32Rows>(reinterpret_cast<const std::byte*>(chunk), from,
                                         args.x_stride, rows, count * kBlockK, acc);
       }
       block += count;
-      record += count * Kind::kRecordBytes;
     }
     for (int r = 0; r < rows; ++r) {
       const float* sums = acc + r * kPanelColumns;

@@ -11,7 +11,11 @@
 //   Decode(record, lane, out)  the [kBlockK] weights of a column in fp32
 //   DecodeRecord<S>(record, out)  all of them, [kBlockK][kPanelColumns]
 //
-// and, where weights are plain numbers (kIsPlain), in the order [kBlockK][kPanelColumns]:
+// A kind may keep what is the same for a window of the file (weight_panel.h) apart from its
+// records: it has kSuperBytes of it for the columns of a panel, and each of the functions takes a
+// SuperRecord in place of a record, and Pack both.
+//
+// And, where weights are plain numbers (kIsPlain), in the order [kBlockK][kPanelColumns]:
 //
 //   Load<S>(weights, i)        16 weights from index i on, across records that follow each other
 //
@@ -41,6 +45,17 @@ inline constexpr int kActivationGroup = 32;
 
 // The position of a kind in Kinds (kinds.h).
 enum class PackedKind : uint8_t {};
+
+// A record with what its columns have for the whole window.
+struct SuperRecord {
+  const std::byte* record;
+  const std::byte* super;
+};
+
+template <class Kind>
+inline constexpr int kSuperBytesOf = 0;
+template <class Kind>
+requires(Kind::kSuperBytes > 0) inline constexpr int kSuperBytesOf<Kind> = Kind::kSuperBytes;
 
 template <typename T>
 FLOTILLA_INLINE T LoadAs(const std::byte* p) {

@@ -3,10 +3,13 @@
 
 #include "kernels/packing/bf16.h"
 #include "kernels/packing/bytes.h"
+#include "kernels/packing/five.h"
+#include "kernels/packing/five_k.h"
 #include "kernels/packing/floats.h"
 #include "kernels/packing/fp16.h"
 #include "kernels/packing/kind.h"
 #include "kernels/packing/nibbles.h"
+#include "kernels/packing/nibbles_k.h"
 #include "kernels/packing/six.h"
 
 namespace flotilla::kernels {
@@ -17,8 +20,11 @@ struct KindList {};
 // An encoding is packed as the first kind that packs it.
 using Kinds = KindList<  //
     Nibbles,             //
+    Five,                //
     Bytes,               //
     Six,                 //
+    NibblesK,            //
+    FiveK,               //
     Floats,              //
     Bf16,                //
     Fp16>;

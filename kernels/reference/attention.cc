@@ -63,7 +63,7 @@ float Score(const Query& query, int position) {
   const std::byte* keys = Record(cache, args.kv_head, position);
   const int slot = position % kKvBlockTokens;
   float score = 0;
-  for (int d = 0; d < cache.dim; ++d) {
+  for (int d = 0; d < cache.dims.key; ++d) {
     const float key = Load(cache.format, keys, KvKeyIndex(cache.format, slot, d));
     score = std::fma(query.scaled[d], key, score);
   }
@@ -75,9 +75,9 @@ float Score(const Query& query, int position) {
 
 // Element d of V of the token in `slot` of the record.
 float Value(const KvView& cache, const std::byte* record, int slot, int d) {
-  if (cache.value_prefix > 0) return Load(cache.format, record, KvKeyIndex(cache.format, slot, d));
-  return Load(cache.format, record + KvValueOffset(cache.format, cache.dim),
-              KvValueIndex(cache.format, cache.dim, slot, d));
+  if (cache.dims.prefix) return Load(cache.format, record, KvKeyIndex(cache.format, slot, d));
+  return Load(cache.format, record + KvValueOffset(cache.format, cache.dims),
+              KvValueIndex(cache.format, cache.dims.value, slot, d));
 }
 
 // Adds the tile of keys that begins at `begin`, of which the query sees at least one.
@@ -93,7 +93,7 @@ void AddTile(const Query& query, int begin, State* state) {
   if (max > state->max && state->max != kNone) {
     const float correction = Exp(state->max - max);
     state->sum *= correction;
-    for (int d = 0; d < cache.value_dim(); ++d) state->out[d] *= correction;
+    for (int d = 0; d < cache.dims.value; ++d) state->out[d] *= correction;
   }
   state->max = max;
   float p[kTileKeys] = {};
@@ -104,7 +104,7 @@ void AddTile(const Query& query, int begin, State* state) {
   for (int j = first; j < count; ++j) {
     const std::byte* record = Record(cache, args.kv_head, begin + j);
     const int slot = (begin + j) % kKvBlockTokens;
-    for (int d = 0; d < cache.value_dim(); ++d) {
+    for (int d = 0; d < cache.dims.value; ++d) {
       state->out[d] = std::fma(p[j], Value(cache, record, slot, d), state->out[d]);
     }
   }
@@ -124,7 +124,7 @@ void Merge(const State& segment, int dim, State* total) {
 
 // Attention of one head of the token that sees `keys` positions or the last of them.
 void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, float* out) {
-  const int dim = args.cache.dim, value_dim = args.cache.value_dim();
+  const int dim = args.cache.dims.key, value_dim = args.cache.dims.value;
   float scaled[kMaxLatentDim];
   for (int d = 0; d < dim; ++d) scaled[d] = q[d] * args.scale;
   const int first_key = args.window > 0 && keys > args.window ? keys - args.window : 0;
@@ -150,7 +150,7 @@ void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, f
     for (int d = 0; d < value_dim; ++d) total.out[d] *= a;
   }
   const float inverse = 1.0f / total.sum;
-  for (int d = 0; d < value_dim; ++d) out[d] = total.out[d] * inverse;
+  for (int d = 0; d < args.out_dim; ++d) out[d] = total.out[d] * inverse;
 }
 
 }  // namespace
@@ -162,17 +162,18 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int slot = position % kKvBlockTokens;
     for (int head = 0; head < args.heads; ++head) {
       std::byte* keys = Record(cache, head, position);
-      const float* k = args.k + token * args.token_stride + head * cache.dim;
-      for (int d = 0; d < cache.dim; ++d) {
+      const float* k = args.k + token * args.token_stride + head * cache.dims.key;
+      for (int d = 0; d < cache.dims.key; ++d) {
         Store(cache.format, keys, KvKeyIndex(cache.format, slot, d), k[d]);
       }
-      if (cache.value_prefix > 0) continue;
-      std::byte* values = keys + KvValueOffset(cache.format, cache.dim);
-      const float* v = args.v + token * args.token_stride + head * cache.dim;
-      for (int d = 0; d < cache.dim; ++d) {
-        Store(cache.format, values, KvValueIndex(cache.format, cache.dim, slot, d), v[d]);
+      if (cache.dims.prefix) continue;
+      std::byte* values = keys + KvValueOffset(cache.format, cache.dims);
+      const float* v = args.v + token * args.token_stride + head * cache.dims.value;
+      for (int d = 0; d < cache.dims.value; ++d) {
+        Store(cache.format, values, KvValueIndex(cache.format, cache.dims.value, slot, d), v[d]);
         if (cache.format == KvFormat::kBf16 && slot % 2 == 0) {
-          Store(cache.format, values, KvValueIndex(cache.format, cache.dim, slot + 1, d), 0.0f);
+          Store(cache.format, values, KvValueIndex(cache.format, cache.dims.value, slot + 1, d),
+                0.0f);
         }
       }
     }
@@ -182,9 +183,9 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
   for (int token = token_begin; token < token_end; ++token) {
     for (int head = 0; head < args.heads; ++head) {
-      AttendHead(args, head, args.q + token * args.q_stride + head * args.cache.dim,
+      AttendHead(args, head, args.q + token * args.q_stride + head * args.cache.dims.key,
                  args.first_position + token + 1,
-                 args.out + token * args.out_stride + head * args.cache.value_dim());
+                 args.out + token * args.out_stride + head * args.out_dim);
     }
   }
 }

@@ -28,7 +28,7 @@ float ProductI16(const MatMulI16Args& args, int row, int column) {
   for (int split = 0; split < w.split_count; ++split) {
     float acc = 0;
     for (; k < w.split_ends[split]; k += kBlockK) {
-      const std::byte* record = w.record(column / kPanelColumns, k / kBlockK);
+      const auto record = RecordOf<Kind>(w, column / kPanelColumns, k / kBlockK);
       acc = Kind::AddBlock(record, column % kPanelColumns, x + k, sums + k / kActivationGroup, acc);
     }
     partials[split] = scales[split] * acc;
@@ -46,7 +46,7 @@ float ProductF32(const MatMulF32Args& args, int row, int column) {
     float acc = 0;
     for (; k < w.split_ends[split]; k += kBlockK) {
       float weights[kBlockK];
-      const std::byte* record = w.record(column / kPanelColumns, k / kBlockK);
+      const auto record = RecordOf<Kind>(w, column / kPanelColumns, k / kBlockK);
       Kind::Decode(record, column % kPanelColumns, weights);
       for (int i = 0; i < kBlockK; ++i) acc = std::fma(x[k + i], weights[i], acc);
     }

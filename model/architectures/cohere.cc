@@ -19,7 +19,7 @@ void ReadCohere(DenseReader& reader, int version) {
   reader.Embedding("model.embed_tokens");
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
   reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
   reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
   reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);
   reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);

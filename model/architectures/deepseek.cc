@@ -25,7 +25,8 @@ constexpr float kLatentEps = 1e-6f;
 void ReadLatent(DenseReader& reader) {
   ConfigReader& in = reader.in();
   const Configuration& configuration = reader.checkpoint().configuration();
-  LatentSpec& latent = reader.attention().latent.emplace();
+  AttentionSpec& attention = reader.attention();
+  LatentSpec& latent = attention.latent.emplace();
   latent.norm = {.kind = NormKind::kRms, .eps = kLatentEps};
   latent.query_rank = in.UintOrNone("attention.q_lora_rank", kMaxQueryRank);
   latent.rank = in.Uint("attention.kv_lora_rank", 16, kMaxRank);
@@ -35,17 +36,17 @@ void ReadLatent(DenseReader& reader) {
   in.Require(latent.rope_dim % 16 == 0, rope, "is not a multiple of 16");
   if (reader.hf()) {
     latent.nope_dim = in.Uint("attention.nope_length", 1, kMaxDim);
-    latent.value_dim = in.Uint("attention.value_length_mla", 1, kMaxDim);
+    attention.value_dim = in.Uint("attention.value_length_mla", 1, kMaxDim);
   } else {
     // Older files state the heads that K and V would have.
     const bool mla = configuration.Has("attention.key_length_mla");
     const uint32_t all = in.Uint(mla ? "attention.key_length_mla" : "attention.key_length",
                                  latent.rope_dim + 1, latent.rope_dim + kMaxDim);
     latent.nope_dim = all - std::min(all, latent.rope_dim);
-    latent.value_dim =
+    attention.value_dim =
         in.Uint(mla ? "attention.value_length_mla" : "attention.value_length", 1, kMaxDim);
   }
-  reader.attention().head_dim = latent.nope_dim + latent.rope_dim;
+  attention.head_dim = latent.nope_dim + latent.rope_dim;
   reader.SetKvHeads(1);
 }
 
@@ -95,7 +96,7 @@ void Attention(DenseReader& reader) {
   // Hugging Face, and older files of llama.cpp, have one matrix with the K and then the V of each
   // head, whose inputs are the latent.
   if (reader.hf() || reader.Has("attn_kv_b.weight", "")) {
-    const int64_t nope = latent.nope_dim, value = latent.value_dim, both = nope + value;
+    const int64_t nope = latent.nope_dim, value = attention.value_dim, both = nope + value;
     const auto add = [&](TensorRole role, Extent columns, Extent rows, const RowMap& map) {
       reader.Linear(role, "attn_kv_b", "self_attn.kv_b_proj", columns, rows, Bias::kNever, map,
                     static_cast<uint64_t>(both) * attention.heads, role == kLatentKeys);
@@ -106,7 +107,7 @@ void Attention(DenseReader& reader) {
     reader.Linear(kLatentKeys, "attn_k_b", "", kNopeDim, kLatentRank, Bias::kNever);
     reader.Linear(kLatentValues, "attn_v_b", "", kLatentRank, kValueDim, Bias::kNever);
   }
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kValues, kHidden);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
 }
 
 // Whether the file has a bias of the choice of experts.

@@ -62,11 +62,8 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
   if (!in_.status().ok()) return;
   const uint64_t default_dim = spec_.hidden / attention.heads;
   if (!attention.latent.has_value()) {
-    attention.head_dim = in_.Uint("attention.key_length", 16, kMaxHeadDim, default_dim);
-    in_.Require(attention.head_dim % 16 == 0, "attention.key_length", "is not a multiple of 16");
-    in_.Require(
-        in_.Uint("attention.value_length", 16, kMaxHeadDim, default_dim) == attention.head_dim,
-        "attention.value_length", "differs from key_length");
+    attention.head_dim = in_.Uint("attention.key_length", 2, kMaxHeadDim, default_dim);
+    attention.value_dim = in_.Uint("attention.value_length", 1, kMaxHeadDim, default_dim);
   }
   layer_.norm = {.kind = norms,
                  .eps = norm_eps_ != 0
@@ -260,24 +257,25 @@ void DenseReader::Qkv(std::string_view hf_query, std::string_view hf_key, std::s
          all ? Extent::kAllQueries : Extent::kQueries, bias, PairsMap());
   Linear(TensorRole::kKey, "attn_k", hf_key, Extent::kHidden,
          all ? Extent::kAllKeys : Extent::kKeys, bias, PairsMap());
-  Linear(TensorRole::kValue, "attn_v", hf_value, Extent::kHidden, Extent::kKeys, bias);
+  Linear(TensorRole::kValue, "attn_v", hf_value, Extent::kHidden, Extent::kValues, bias);
 }
 
 void DenseReader::Fused(std::string_view llama_cpp, std::string_view hugging_face,
                         FusedQkv hf_layout, Bias bias, bool transposed) {
   if (!in_.status().ok()) return;
   const AttentionSpec& attention = layer_.attention;
-  const int64_t dim = attention.head_dim;
+  const int64_t dim = attention.head_dim, value_dim = attention.value_dim;
   const int64_t heads = attention.heads, kv_heads = attention.kv_heads;
-  const uint64_t rows = (heads + 2 * kv_heads) * dim;
+  const uint64_t rows = (heads + kv_heads) * dim + kv_heads * value_dim;
   RowMap query = PairsMap(), key = PairsMap(), value;
   if (hf() && hf_layout == FusedQkv::kGroups) {
     const int64_t queries = heads / kv_heads * dim;
     for (RowMap* map : {&query, &key, &value}) {
-      map->run = dim;
-      map->stride = queries + 2 * dim;
+      map->stride = queries + dim + value_dim;
     }
     query.run = queries;
+    key.run = dim;
+    value.run = value_dim;
     key.first = queries;
     value.first = queries + dim;
   } else {
@@ -289,7 +287,7 @@ void DenseReader::Fused(std::string_view llama_cpp, std::string_view hugging_fac
          query, rows, turned);
   Linear(TensorRole::kKey, llama_cpp, hugging_face, Extent::kHidden, Extent::kKeys, bias, key, rows,
          turned);
-  Linear(TensorRole::kValue, llama_cpp, hugging_face, Extent::kHidden, Extent::kKeys, bias, value,
+  Linear(TensorRole::kValue, llama_cpp, hugging_face, Extent::kHidden, Extent::kValues, bias, value,
          rows, turned);
 }
 
@@ -381,7 +379,7 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   const bool stated = reader.hf() && in.Bool("attention_bias", false);
   reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
              stated ? Bias::kAlways : options.qkv_bias);
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
   reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
   reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
   reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);

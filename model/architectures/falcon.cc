@@ -27,7 +27,7 @@ extern const Architecture kFalcon = {
         reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       }
       reader.Fused("attn_qkv", "self_attention.query_key_value", FusedQkv::kGroups);
-      reader.Linear(kAttentionOutput, "attn_output", "self_attention.dense", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attention.dense", kResults, kHidden);
       reader.Linear(kUp, "ffn_up", "mlp.dense_h_to_4h", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.dense_4h_to_h", kFfn, kHidden);
       reader.Norm(kOutputNorm, "output_norm", "transformer.ln_f");

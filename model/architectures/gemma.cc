@@ -39,7 +39,7 @@ void ReadGemma(DenseReader& reader, int version) {
   reader.Embedding("model.embed_tokens");
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
   reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
   if (version == 1) {
     reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
   } else {

@@ -23,7 +23,7 @@ void ReadGpt(DenseReader& reader, std::string_view prefix, FusedQkv layout, bool
   reader.Add(kPositionEmbedding, "position_embd.weight", name("wpe.weight"), kHidden, kPositions);
   reader.LayerNorm(kAttentionNorm, "attn_norm", "ln_1");
   reader.Fused("attn_qkv", "attn.c_attn", layout, Bias::kAlways, transposed);
-  reader.Linear(kAttentionOutput, "attn_output", "attn.c_proj", kQueries, kHidden, Bias::kAlways,
+  reader.Linear(kAttentionOutput, "attn_output", "attn.c_proj", kResults, kHidden, Bias::kAlways,
                 {}, 0, turned);
   reader.LayerNorm(kFfnNorm, "ffn_norm", "ln_2");
   reader.Linear(kUp, "ffn_up", "mlp.c_fc", kHidden, kFfn, Bias::kAlways, {}, 0, turned);

@@ -17,7 +17,7 @@ extern const Architecture kGptNeoX = {
       reader.Embedding("gpt_neox.embed_in");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       reader.Fused("attn_qkv", "attention.query_key_value", FusedQkv::kGroups);
-      reader.Linear(kAttentionOutput, "attn_output", "attention.dense", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "attention.dense", kResults, kHidden);
       reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
       reader.Linear(kUp, "ffn_up", "mlp.dense_h_to_4h", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.dense_4h_to_h", kFfn, kHidden);

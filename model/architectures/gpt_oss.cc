@@ -24,7 +24,7 @@ extern const Architecture kGptOss = {
       const Bias bias = in.Bool("attention_bias", true) ? Bias::kAlways : Bias::kNever;
       reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias);
       reader.LayerVector(kSinks, "attn_sinks.weight", "self_attn.sinks", kHeads);
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden, bias);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
       reader.LayerNorm(kFfnNorm, "post_attention_norm", "post_attention_layernorm");
       if (reader.hf()) {
         // One tensor for all experts, inputs along its rows, gate and up in turn.

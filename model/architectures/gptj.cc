@@ -17,7 +17,7 @@ extern const Architecture kGptJ = {
       reader.Embedding("transformer.wte");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "ln_1");
       reader.Qkv("attn.q_proj", "attn.k_proj", "attn.v_proj", Bias::kNever);
-      reader.Linear(kAttentionOutput, "attn_output", "attn.out_proj", kQueries, kHidden,
+      reader.Linear(kAttentionOutput, "attn_output", "attn.out_proj", kResults, kHidden,
                     Bias::kNever);
       reader.Linear(kUp, "ffn_up", "mlp.fc_in", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.fc_out", kFfn, kHidden);

@@ -22,7 +22,7 @@ extern const Architecture kOpt = {
                  kHidden, kPositions);
       reader.LayerNorm(kAttentionNorm, "attn_norm", "self_attn_layer_norm");
       reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.out_proj", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.out_proj", kResults, kHidden);
       reader.LayerNorm(kFfnNorm, "ffn_norm", "final_layer_norm");
       reader.Linear(kUp, "ffn_up", "fc1", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "fc2", kFfn, kHidden);

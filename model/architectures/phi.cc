@@ -24,7 +24,7 @@ extern const Architecture kPhi = {
       } else {
         reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", Bias::kAlways);
       }
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.dense", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.dense", kResults, kHidden);
       reader.Linear(kUp, "ffn_up", "mlp.fc1", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.fc2", kFfn, kHidden);
       reader.Norm(kOutputNorm, "output_norm", "model.final_layernorm");

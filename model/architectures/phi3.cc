@@ -15,7 +15,7 @@ extern const Architecture kPhi3 = {
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       reader.Fused("attn_qkv", "self_attn.qkv_proj", FusedQkv::kSections);
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
       reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
       reader.FusedGateUp("mlp.gate_up_proj");
       reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);

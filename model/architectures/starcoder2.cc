@@ -17,7 +17,7 @@ extern const Architecture kStarCoder2 = {
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kQueries, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
       reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
       reader.Linear(kUp, "ffn_up", "mlp.c_fc", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.c_proj", kFfn, kHidden);

@@ -26,7 +26,7 @@ constexpr Names kNames[] = {
     {"attention.head_count", {"num_attention_heads", "n_head"}},
     {"attention.head_count_kv", {"num_key_value_heads", "num_kv_heads"}},
     {"attention.key_length", {"head_dim"}},
-    {"attention.value_length", {"head_dim"}},
+    {"attention.value_length", {"v_head_dim", "head_dim"}},
     {"attention.layer_norm_rms_epsilon", {"rms_norm_eps"}},
     {"attention.layer_norm_epsilon", {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"}},
     {"attention.sliding_window", {"sliding_window"}},

@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <iterator>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -18,9 +21,22 @@ namespace {
 
 #define WS FLOTILLA_WHITE_SPACE
 
-// Backtracking steps for one piece. Our patterns need a few per character, so
+// Backtracking steps for one match. Our patterns need a few per character, so
 // this serves pieces of megabytes and still ends.
-constexpr uint32_t kMatchLimit = 50'000'000;
+constexpr uint32_t kMatchLimit = 1 << 26;
+
+// JIT code counts few of its steps, and so it does not bound the time that the pattern of a file
+// takes: a look-ahead may read all that follows, again for each character. Where it counts, it sees
+// no more of the text than this at once. A match that needs more is left to the interpreter, which
+// counts each step; it begins with few of them, and with more it tries again if there is time.
+constexpr size_t kWindow = 128;
+constexpr uint32_t kFirstMatchLimit = 1 << 12;
+constexpr uint32_t kMoreSteps = 4;
+
+// Of processor time. Patterns in use take a hundredth of this.
+constexpr int64_t kNanosecondsOfText = 10'000'000;
+constexpr int64_t kNanosecondsPerByte = 4'000;
+constexpr uint32_t kMatchesPerCheck = 16;
 
 // What one match may take to remember where it may go on: JIT code has a stack, the interpreter the
 // heap. A group that repeats takes about 32 bytes for each time.
@@ -313,11 +329,94 @@ pcre2_jit_stack* StackOfThread(void* /*unused*/) {
   return stack.get();
 }
 
+// Processor time of the calling thread, which does not grow while others have the processor.
+int64_t ThreadNanoseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+std::unique_ptr<pcre2_match_context, FreeMatchContext> MakeLimits(uint32_t steps) {
+  std::unique_ptr<pcre2_match_context, FreeMatchContext> limits(
+      pcre2_match_context_create(nullptr));
+  pcre2_set_match_limit(limits.get(), steps);
+  pcre2_set_heap_limit(limits.get(), kMostHeapKiB);
+  pcre2_jit_stack_assign(limits.get(), StackOfThread, nullptr);
+  return limits;
+}
+
 }  // namespace
 
 struct Pattern::Compiled {
   std::unique_ptr<pcre2_code, FreeCode> code;
-  std::unique_ptr<pcre2_match_context, FreeMatchContext> limits;
+  bool trusted = false;
+  std::unique_ptr<pcre2_match_context, FreeMatchContext> limits = MakeLimits(kMatchLimit);
+};
+
+// The matches of one text. It reads the time only where there are many, or where one takes long.
+class Pattern::Search {
+ public:
+  Search(const Compiled& regex, std::string_view text)
+      : regex_(regex), text_(text), match_(pcre2_match_data_create(1, nullptr)) {}
+
+  // The first match at or behind `at`; it is empty, and at the end of the text, if there is none.
+  absl::StatusOr<std::pair<size_t, size_t>> Next(size_t at) {
+    if (!regex_.trusted && ++matches_ % kMatchesPerCheck == 0 && TookTooLong()) return TooLong(at);
+    int matched = PCRE2_ERROR_NOMATCH;
+    for (size_t from = at, end = 0; matched == PCRE2_ERROR_NOMATCH && from < text_.size();
+         from = end) {
+      end = regex_.trusted ? text_.size() : WindowEnd(from);
+      matched = Match(from, end, end < text_.size() ? PCRE2_PARTIAL_HARD : 0, regex_.limits.get());
+      if (matched == PCRE2_ERROR_NOMATCH || matched > 0 || regex_.trusted) continue;
+      for (uint32_t steps = kFirstMatchLimit; steps <= kMatchLimit; steps *= kMoreSteps) {
+        if (TookTooLong()) return TooLong(from);
+        matched = Match(from, text_.size(), PCRE2_NO_JIT, MakeLimits(steps).get());
+        if (matched != PCRE2_ERROR_MATCHLIMIT) break;
+      }
+      end = text_.size();
+    }
+    if (matched == PCRE2_ERROR_NOMATCH) return std::pair(text_.size(), text_.size());
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match_.get());
+    if (matched < 0 || range[1] <= at) {
+      return ResourceExhausted("splitting the text stopped at byte ", at, " (PCRE2 ", matched, ")");
+    }
+    return std::pair(range[0], range[1]);
+  }
+
+ private:
+  // The end of a window, between two characters.
+  size_t WindowEnd(size_t from) const {
+    if (text_.size() - from <= kWindow) return text_.size();
+    size_t end = from + kWindow;
+    while ((static_cast<unsigned char>(text_[end]) & 0xC0) == 0x80) --end;
+    return end;
+  }
+
+  int Match(size_t from, size_t end, uint32_t options, pcre2_match_context* limits) {
+    return pcre2_match(regex_.code.get(), reinterpret_cast<PCRE2_SPTR>(text_.data()), end, from,
+                       PCRE2_NO_UTF_CHECK | options, match_.get(), limits);
+  }
+
+  // The time begins with the first question.
+  bool TookTooLong() {
+    const int64_t now = ThreadNanoseconds();
+    if (end_ns_ == 0) {
+      end_ns_ = now + kNanosecondsOfText + kNanosecondsPerByte * static_cast<int64_t>(text_.size());
+    }
+    return now > end_ns_;
+  }
+
+  absl::Status TooLong(size_t at) const {
+    return ResourceExhausted("splitting the text stopped at byte ", at, " of ", text_.size(),
+                             ": the pattern takes more than ", kNanosecondsPerByte / 1000,
+                             " us of processor time for a byte");
+  }
+
+  const Compiled& regex_;
+  const std::string_view text_;
+  std::unique_ptr<pcre2_match_data, FreeMatchData> match_;
+  int64_t end_ns_ = 0;  // 0: not asked yet
+  uint32_t matches_ = 0;
 };
 
 Pattern::Pattern() = default;
@@ -325,7 +424,8 @@ Pattern::Pattern(Pattern&&) = default;
 Pattern& Pattern::operator=(Pattern&&) = default;
 Pattern::~Pattern() = default;
 
-absl::StatusOr<Pattern> Pattern::Compile(std::string_view expression, std::string_view source) {
+absl::StatusOr<Pattern> Pattern::Compile(std::string_view expression, std::string_view source,
+                                         bool trusted) {
   int error = 0;
   PCRE2_SIZE error_offset = 0;
   auto regex = std::make_unique<Compiled>();
@@ -342,24 +442,21 @@ absl::StatusOr<Pattern> Pattern::Compile(std::string_view expression, std::strin
     return Unimplemented("the pattern ", Shown(source), " may match the empty text");
   }
   // Without JIT support PCRE2 uses its interpreter, at a third of the speed.
-  pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);
-  regex->limits.reset(pcre2_match_context_create(nullptr));
-  pcre2_set_match_limit(regex->limits.get(), kMatchLimit);
-  pcre2_set_heap_limit(regex->limits.get(), kMostHeapKiB);
-  pcre2_jit_stack_assign(regex->limits.get(), StackOfThread, nullptr);
+  pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE | (trusted ? 0 : PCRE2_JIT_PARTIAL_HARD));
+  regex->trusted = trusted;
   Pattern pattern;
   pattern.regex_ = std::move(regex);
   return pattern;
 }
 
 absl::StatusOr<Pattern> Pattern::Pcre2(std::string_view expression) {
-  return Compile(expression, expression);
+  return Compile(expression, expression, /*trusted=*/true);
 }
 
 absl::StatusOr<Pattern> Pattern::Regex(std::string_view expression) {
   const auto translated = Translator(expression).Run();
   if (!translated.ok()) return translated.status();
-  return Compile(*translated, expression);
+  return Compile(*translated, expression, /*trusted=*/false);
 }
 
 Pattern Pattern::Text(std::string text) {
@@ -369,22 +466,14 @@ Pattern Pattern::Text(std::string text) {
 }
 
 absl::StatusOr<bool> Pattern::Split(std::string_view text, Part part) const {
-  std::unique_ptr<pcre2_match_data, FreeMatchData> match;
-  if (regex_ != nullptr) match.reset(pcre2_match_data_create(1, nullptr));
+  std::optional<Search> search;
+  if (regex_ != nullptr) search.emplace(*regex_, text);
   for (size_t at = 0; at < text.size();) {
     size_t begin = text.size(), end = begin;
-    if (regex_ != nullptr) {
-      const int matched =
-          pcre2_match(regex_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                      at, PCRE2_NO_UTF_CHECK, match.get(), regex_->limits.get());
-      const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
-      if (matched != PCRE2_ERROR_NOMATCH) {
-        if (matched < 0 || range[1] <= at) {
-          return ResourceExhausted("splitting the text stopped at byte ", at, " (PCRE2 ", matched,
-                                   ")");
-        }
-        begin = range[0], end = range[1];
-      }
+    if (search.has_value()) {
+      const auto match = search->Next(at);
+      if (!match.ok()) return match.status();
+      begin = match->first, end = match->second;
     } else if (const size_t found = text_.empty() ? text.npos : text.find(text_, at);
                found != text.npos) {
       begin = found, end = found + text_.size();

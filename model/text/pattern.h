@@ -20,11 +20,11 @@ namespace flotilla::model {
 
 class Pattern {
  public:
-  // An expression as PCRE2 reads it. INVALID_ARGUMENT: it is none. UNIMPLEMENTED: it may match the
-  // empty text.
+  // An expression of our own, as PCRE2 reads it. INVALID_ARGUMENT: it is none. UNIMPLEMENTED: it
+  // may match the empty text.
   static absl::StatusOr<Pattern> Pcre2(std::string_view expression);
-  // An expression as Oniguruma reads it. UNIMPLEMENTED names what it has that is not known to mean
-  // the same here, or says that it may match the empty text.
+  // An expression of a file, as Oniguruma reads it. UNIMPLEMENTED names what it has that is not
+  // known to mean the same here, or says that it may match the empty text.
   static absl::StatusOr<Pattern> Regex(std::string_view expression);
   // A text that stands for itself; an empty one matches nowhere.
   static Pattern Text(std::string text);
@@ -35,16 +35,18 @@ class Pattern {
 
   // Calls `part` with the consecutive parts of `text`, which is valid UTF-8: the matches and what
   // is between them, none empty. Stops when it returns false or an error, and returns that; it does
-  // not look at the rest of the text then. RESOURCE_EXHAUSTED: a match takes too many steps, or is
-  // empty.
+  // not look at the rest of the text then. RESOURCE_EXHAUSTED: a match takes too many steps or is
+  // empty, or the text takes more than 10 ms and 4 us a byte of the thread's processor time.
   using Part = absl::FunctionRef<absl::StatusOr<bool>(std::string_view part, bool matches)>;
   absl::StatusOr<bool> Split(std::string_view text, Part part) const;
 
  private:
   struct Compiled;
+  class Search;
   Pattern();
-  // `source` is what messages show.
-  static absl::StatusOr<Pattern> Compile(std::string_view expression, std::string_view source);
+  // `source` is what messages show. The time of a trusted expression need not be bounded.
+  static absl::StatusOr<Pattern> Compile(std::string_view expression, std::string_view source,
+                                         bool trusted);
 
   std::unique_ptr<const Compiled> regex_;  // null: text_
   std::string text_;

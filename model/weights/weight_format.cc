@@ -5,12 +5,12 @@ namespace flotilla::model {
 // The rows: each is a file of this folder.
 extern const WeightFormat kF32Format, kF16Format, kBf16Format;
 extern const WeightFormat kQ4_0Format, kQ4_1Format, kQ5_0Format, kQ5_1Format, kQ8_0Format;
-extern const WeightFormat kQ6_KFormat;
+extern const WeightFormat kQ4_KFormat, kQ5_KFormat, kQ6_KFormat;
 
 std::span<const WeightFormat* const> WeightFormats() {
-  static constexpr const WeightFormat* kAll[] = {&kF32Format,  &kF16Format,  &kBf16Format,
-                                                 &kQ4_0Format, &kQ4_1Format, &kQ5_0Format,
-                                                 &kQ5_1Format, &kQ6_KFormat, &kQ8_0Format};
+  static constexpr const WeightFormat* kAll[] = {
+      &kF32Format,  &kF16Format,  &kBf16Format, &kQ4_0Format, &kQ4_1Format, &kQ5_0Format,
+      &kQ5_1Format, &kQ8_0Format, &kQ4_KFormat, &kQ5_KFormat, &kQ6_KFormat};
   return kAll;
 }
 

@@ -56,12 +56,16 @@ void FairQueue::Forget(Class& of) {
 }
 
 // A class and the larger classes together may use all threads except one for each smaller class.
-// They may always use one.
+// They may always use one. A job counts for its class and for all smaller ones.
 bool FairQueue::MayRun(std::size_t size) const {
   std::uint32_t running = 0;
-  for (std::size_t i = size; i < kSizes; ++i) running += classes_[i].running;
-  const auto smaller = static_cast<std::uint32_t>(size);
-  return running < (limits_.threads > smaller ? limits_.threads - smaller : 1);
+  for (std::size_t i = kSizes; i-- > 0;) {
+    running += classes_[i].running;
+    const auto smaller = static_cast<std::uint32_t>(i);
+    const std::uint32_t most = limits_.threads > smaller ? limits_.threads - smaller : 1;
+    if (i <= size && running >= most) return false;
+  }
+  return true;
 }
 
 std::optional<std::size_t> FairQueue::Choose() const {

@@ -95,7 +95,7 @@ class KvCacheManager {
     std::uint32_t secure = 0;     // the KV blocks that a hit shares in groups that keep all
     std::uint32_t pinned = 0;     // the KV blocks of a hit that no table names, in all groups,
     std::uint32_t pinned_in_windows = 0;  // and in window groups
-    // Blocks in window groups that one table names, which may count on getting them back.
+    // Blocks in window groups that a table names: its request may count on getting them back.
     std::uint32_t counted_on = 0;
     // Either blocks in tiers would make the hit longer and are worth reading back, or
     // blocks that are being read back now will.

@@ -10,7 +10,7 @@ PrefixPath::Block PrefixPath::StateOf(PrefixNode node) const {
   Block state{.node = node,
               .in_pool = 0,
               .unnamed = 0,
-              .named_once = 0,
+              .named = 0,
               .loading = index_->loading(node),
               .tiers = {}};
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -21,7 +21,7 @@ PrefixPath::Block PrefixPath::StateOf(PrefixNode node) const {
     const auto bit = static_cast<std::uint8_t>(1u << g);
     state.in_pool |= bit;
     if (pool_->references(block) == 0) state.unnamed |= bit;
-    if (pool_->tables(block) == 1) state.named_once |= bit;
+    if (pool_->tables(block) > 0) state.named |= bit;
   }
   return state;
 }
@@ -120,7 +120,7 @@ void PrefixPath::Count() {
       unnamed_ += unnamed;
       if (!window) continue;
       unnamed_in_windows_ += unnamed;
-      counted_on_ += blocks_[at].named_once >> g & 1;
+      counted_on_ += blocks_[at].named >> g & 1;
     }
   }
 }

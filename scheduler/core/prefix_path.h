@@ -71,7 +71,7 @@ class PrefixPath {
     PrefixNode node;
     std::uint8_t in_pool;                         // bit g: the pool has the block of group g
     std::uint8_t unnamed;                         // bit g: and no table names it
-    std::uint8_t named_once;                      // bit g: one table does
+    std::uint8_t named;                           // bit g: a table names it
     std::uint8_t loading;                         // bit g: it is being read back from a tier
     std::array<std::uint8_t, kMostGroups> tiers;  // [groups] kNoTier: it is in no tier
   };

@@ -49,6 +49,8 @@ TEST(InspectTest, SaysWhatTheModelIs) {
   const std::string text = Printed(testing::TinyGguf());
   EXPECT_THAT(text, HasSubstr("llama: 2 layers of 128, 4 query and 2 KV heads of 32, FFN of 288, "
                               "320 tokens, context 512"));
+  EXPECT_THAT(Printed(testing::TinyGguf({.value_dim = 40})),
+              HasSubstr("4 query and 2 KV heads of 32 (V of 40), FFN"));
   EXPECT_THAT(text, ::testing::ContainsRegex("blk.1.attn_output.weight .* MB  attention output"));
 }
 

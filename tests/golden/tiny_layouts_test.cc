@@ -198,6 +198,35 @@ TEST(TinyLayouts, ShardsEndInsideSuperBlocks) {
                        .embedding_type = model::GgmlType::kQ6_K});
 }
 
+// The same of K-quants, whose windows have one scale, beside other types in one product.
+TEST(TinyLayouts, ShardsEndInsideWindowsOfKQuants) {
+  using enum model::GgmlType;
+  ExpectTheSameBitsOf(
+      {.hidden = 256, .head_dim = 64, .ffn = 768, .matrix_type = kQ4_K, .embedding_type = kQ6_K});
+  // Two heads of 192 begin inside a window.
+  ExpectTheSameBitsOf({.hidden = 256,
+                       .heads = 4,
+                       .kv_heads = 4,
+                       .head_dim = 192,
+                       .ffn = 256,
+                       .matrix_type = kQ5_K,
+                       .embedding_type = kQ5_K});
+  ExpectTheSameBitsOf({.hidden = 256,
+                       .heads = 3,
+                       .kv_heads = 1,
+                       .head_dim = 256,
+                       .ffn = 768,
+                       .matrix_type = kQ4_1,
+                       .other_type = kQ5_K,
+                       .embedding_type = kQ5_K});
+}
+
+// Heads whose size is no multiple of 16, also with longer V, and splits that begin anywhere.
+TEST(TinyLayouts, HeadsMayHaveAnySize) {
+  ExpectTheSameBitsOf({.head_dim = 40});
+  ExpectTheSameBitsOf({.heads = 6, .kv_heads = 3, .head_dim = 36, .value_dim = 80});
+}
+
 // Experts with integer products: three splits, of which the last is short.
 TEST(TinyLayouts, ExpertsMayBeQuantised) { ExpectTheSameBitsOf({.ffn = 160, .experts = 5}); }
 

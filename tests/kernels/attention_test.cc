@@ -38,26 +38,27 @@ constexpr Variant kVariants[] = {
 
 // One sequence in a cache whose every unused byte is NaN; its blocks are scattered.
 struct Cache {
-  Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads,
-        int value_prefix = 0)
-      : format(format), dim(dim), length(length), heads(heads), value_prefix(value_prefix) {
+  Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads)
+      : Cache(ops, format, KvDims::Equal(dim), length, random, heads) {}
+  Cache(const Ops& ops, KvFormat format, const KvDims& dims, int length, testing::Random& random,
+        int heads)
+      : format(format), dims(dims), length(length), heads(heads) {
     const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
-    record_bytes = KvRecordBytes(format, dim, value_prefix);
+    record_bytes = KvRecordBytes(format, dims);
     const int64_t bytes = (blocks + 3) * kKvHeads * record_bytes;
     memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
     std::memset(memory.get(), 0xFF, bytes);  // NaN in bf16 and in fp32
     for (int b = 0; b < blocks; ++b) table.push_back(b + 2);
     for (int b = blocks - 1; b > 0; --b) std::swap(table[b], table[random.Int(0, b)]);
-    k = random.Floats(static_cast<size_t>(length) * kKvHeads * dim, 2.0f);
-    v = random.Floats(static_cast<size_t>(length) * kKvHeads * dim);
-    q = random.Floats(static_cast<size_t>(length) * heads * dim, 2.0f);
+    k = random.Floats(static_cast<size_t>(length) * kKvHeads * dims.key, 2.0f);
+    v = random.Floats(static_cast<size_t>(length) * kKvHeads * dims.value);
+    q = random.Floats(static_cast<size_t>(length) * heads * dims.key, 2.0f);
     Write(ops, 0, length);
   }
 
   KvView view() const {
     return {.format = format,
-            .dim = dim,
-            .value_prefix = value_prefix,
+            .dims = dims,
             .base = memory.get(),
             .block_stride = kKvHeads * record_bytes,
             .head_stride = record_bytes,
@@ -65,32 +66,41 @@ struct Cache {
   }
 
   void Write(const Ops& ops, int begin, int end) {
-    const int64_t stride = kKvHeads * dim;
+    // A row is K and then V, as in a step.
+    const int64_t key = kKvHeads * dims.key, value = dims.prefix ? 0 : kKvHeads * dims.value;
+    std::vector<float> rows;
+    for (int token = begin; token < end; ++token) {
+      rows.insert(rows.end(), k.begin() + token * key, k.begin() + (token + 1) * key);
+      rows.insert(rows.end(), v.begin() + token * value, v.begin() + (token + 1) * value);
+    }
     ops.kv_write({.cache = view(),
                   .first_position = begin,
                   .heads = kKvHeads,
-                  .k = k.data() + begin * stride,
-                  .v = value_prefix > 0 ? nullptr : v.data() + begin * stride,
-                  .token_stride = stride},
+                  .k = rows.data(),
+                  .v = dims.prefix ? nullptr : rows.data() + key,
+                  .token_stride = key + value},
                  0, end - begin);
   }
 
-  // Attention of query tokens [begin, end) in one call, [tokens, heads, value_dim].
+  // Attention of query tokens [begin, end) in one call, [tokens, heads, out_dim], or all of V if
+  // that is 0.
   std::vector<float> Attend(const Ops& ops, int kv_head, int begin, int end,
-                            const Variant& variant = {}) const {
-    const int64_t out_stride = int64_t{heads} * view().value_dim();
+                            const Variant& variant = {}, int out_dim = 0) const {
+    if (out_dim == 0) out_dim = dims.value;
+    const int64_t out_stride = int64_t{heads} * out_dim;
     std::vector<float> out(static_cast<size_t>((end - begin) * out_stride));
     ops.paged_attention({.cache = view(),
                          .kv_head = kv_head,
                          .first_position = begin,
                          .heads = heads,
-                         .q = q.data() + static_cast<int64_t>(begin) * heads * dim,
-                         .q_stride = heads * dim,
-                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                         .q = q.data() + static_cast<int64_t>(begin) * heads * dims.key,
+                         .q_stride = heads * dims.key,
+                         .scale = 1.0f / std::sqrt(static_cast<float>(dims.key)),
                          .window = variant.window,
                          .softcap = variant.softcap,
                          .slopes = variant.slopes ? kSlopes : nullptr,
                          .sinks = variant.sinks ? kSinks : nullptr,
+                         .out_dim = out_dim,
                          .out = out.data(),
                          .out_stride = out_stride},
                         0, end - begin);
@@ -102,11 +112,12 @@ struct Cache {
   };
 
   KvFormat format;
-  int dim, length, heads, value_prefix;
+  KvDims dims;
+  int length, heads;
   int64_t record_bytes;
   std::unique_ptr<std::byte, Free> memory;
   std::vector<int32_t> table;
-  std::vector<float> k, v, q;  // [length, heads, dim]
+  std::vector<float> k, v, q;  // [length, heads, dims]
 };
 
 constexpr int kLengths[] = {1,  2,   15,  16,  17,  31,  33,  63,  64,  65,
@@ -147,7 +158,8 @@ TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
         const int heads = random.Int(1, 5);
         SCOPED_TRACE(absl::StrCat("dim ", dims.dim, " length ", length, " heads ", heads,
                                   format == KvFormat::kBf16 ? " bf16" : " fp32"));
-        const Cache cache(ops(), format, dims.dim, length, random, heads, dims.prefix);
+        const Cache cache(ops(), format, KvDims{dims.dim, dims.prefix, true}, length, random,
+                          heads);
         EXPECT_EQ(cache.record_bytes, dims.dim * 16 * KvElementBytes(format));
         std::optional<Cache> apart;
         if (dims.dim <= kMaxHeadDim) {
@@ -174,9 +186,56 @@ TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
   }
 }
 
+// K and V need not be equally long, and a result may have fewer elements than V. Nothing is written
+// beside these: results lie side by side.
+TEST_P(AttentionTest, KeysAndValuesOfDifferentLengths) {
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+    for (const KvDims& dims : {KvDims{48, 16}, KvDims{16, 64}, KvDims{192, 128}}) {
+      for (const int length : {1, 15, 16, 18, 63, 65, 129, 300}) {
+        testing::Random random(length * 1000 + dims.key);
+        const int heads = random.Int(1, 5);
+        SCOPED_TRACE(absl::StrCat("K ", dims.key, " V ", dims.value, " length ", length, " heads ",
+                                  heads, format == KvFormat::kBf16 ? " bf16" : " fp32"));
+        const Cache cache(ops(), format, dims, length, random, heads);
+        EXPECT_EQ(cache.record_bytes, (dims.key + dims.value) * 16 * KvElementBytes(format));
+        // The same K and V, the shorter one filled up with zeros.
+        const int most = std::max(dims.key, dims.value);
+        Cache equal(reference(), format, most, length, random, heads);
+        const auto fill = [&](const std::vector<float>& from, int dim, std::vector<float>& to) {
+          std::fill(to.begin(), to.end(), 0.0f);
+          for (size_t i = 0; i < from.size(); ++i) to[i / dim * most + i % dim] = from[i];
+        };
+        fill(cache.k, dims.key, equal.k);
+        fill(cache.v, dims.value, equal.v);
+        fill(cache.q, dims.key, equal.q);
+        for (float& x : equal.q) {
+          x *= std::sqrt(static_cast<float>(most)) / std::sqrt(static_cast<float>(dims.key));
+        }
+        equal.Write(reference(), 0, length);
+        const int begin = std::max(0, length - random.Int(1, 9));
+        for (const Variant& variant : kVariants) {
+          const std::vector<float> out = cache.Attend(ops(), 1, begin, length, variant);
+          ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length, variant), out));
+          const std::vector<float> whole = equal.Attend(reference(), 1, begin, length, variant);
+          for (size_t i = 0; i < out.size(); ++i) {
+            ASSERT_NEAR(out[i], whole[i / dims.value * most + i % dims.value], 1e-5) << i;
+          }
+          for (const int less : {dims.value - 1, dims.value - 11}) {
+            const std::vector<float> part = cache.Attend(ops(), 1, begin, length, variant, less);
+            ASSERT_TRUE(SameBits(cache.Attend(reference(), 1, begin, length, variant, less), part));
+            for (size_t i = 0; i < part.size(); ++i) {
+              ASSERT_EQ(part[i], out[i / less * dims.value + i % less]) << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // The last token's attention of one head, in double precision.
 std::vector<double> InDouble(const Cache& cache, int head, const Variant& variant) {
-  const int length = cache.length, dim = cache.dim;
+  const int length = cache.length, dim = cache.dims.key;
   const float* q = &cache.q[((length - 1) * cache.heads + head) * dim];
   const int first = variant.window > 0 ? std::max(0, length - variant.window) : 0;
   std::vector<double> score(length);
@@ -293,7 +352,7 @@ TEST_P(AttentionTest, WritesTheLayout) {
         const std::byte* keys = c.memory.get() +
                                 c.table[position / kKvBlockTokens] * kKvHeads * c.record_bytes +
                                 head * c.record_bytes;
-        const std::byte* values = keys + KvValueOffset(format, dim);
+        const std::byte* values = keys + KvValueOffset(format, cache.dims);
         for (int d = 0; d < dim; ++d) {
           const float key = element(keys, KvKeyIndex(format, slot, d));
           const float value = element(values, KvValueIndex(format, dim, slot, d));

@@ -112,6 +112,15 @@ struct RandomWeights {
     for (uint16_t& scale : row.scales) scale = RandomHalf(random);
     for (uint16_t& minimum : row.minimums) minimum = RandomHalf(random);
     for (int8_t& factor : row.factors) factor = static_cast<int8_t>(random.Int(-128, 127));
+    if (!encoding.has_minimum_factors) return;
+    // As K-quants have them: of 6 bits, the same for 32 k, beside one scale and one minimum.
+    for (int i = 0; i < kPanelWindow / kFactorGroup; ++i) {
+      row.factors[i] = static_cast<int8_t>(i % 2 == 0 ? random.Int(0, 63) : row.factors[i - 1]);
+      row.minimum_factors[i] =
+          static_cast<int8_t>(i % 2 == 0 ? random.Int(0, 63) : row.minimum_factors[i - 1]);
+    }
+    std::fill(std::begin(row.scales), std::end(row.scales), row.scales[0]);
+    std::fill(std::begin(row.minimums), std::end(row.minimums), row.minimums[0]);
   }
 };
 

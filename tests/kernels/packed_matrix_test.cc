@@ -125,7 +125,7 @@ TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
       }
     }
     ASSERT_EQ(whole.bytes(), pieces->bytes());
-    EXPECT_EQ(0, std::memcmp(whole.view().records, pieces->view().records, whole.bytes()));
+    EXPECT_EQ(0, std::memcmp(whole.view().panels_begin, pieces->view().panels_begin, whole.bytes()));
   }
 }
 

@@ -62,8 +62,7 @@ Workload MatMul(model::GgmlType format, bool integer, int rows, int columns, int
 // One KV head and the query heads that share it.
 struct Heads {
   int count = 3;
-  int dim = kHeadDim;
-  int value_prefix = 0;  // as in KvView
+  KvDims dims = KvDims::Equal(kHeadDim);
 };
 
 // Attention of one KV head's query heads, `tokens` queries at the end of `length` keys.
@@ -77,17 +76,16 @@ Workload Attention(KvFormat format, int tokens, int length, const Heads& heads =
     };
     testing::Random random(2);
     auto state = std::make_shared<State>();
-    state->q = random.Floats(static_cast<size_t>(tokens) * heads.count * heads.dim);
-    state->k = random.Floats(static_cast<size_t>(length) * heads.dim);
+    state->q = random.Floats(static_cast<size_t>(tokens) * heads.count * heads.dims.key);
+    state->k = random.Floats(static_cast<size_t>(length) * heads.dims.key);
     state->out.resize(state->q.size());
     const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t record = KvRecordBytes(format, heads.dim, heads.value_prefix);
+    const int64_t record = KvRecordBytes(format, heads.dims);
     state->memory.resize(blocks * record + 64);
     for (int b = 0; b < blocks; ++b) state->table.push_back(b);
     const auto address = reinterpret_cast<uintptr_t>(state->memory.data());
     state->cache = {.format = format,
-                    .dim = heads.dim,
-                    .value_prefix = heads.value_prefix,
+                    .dims = heads.dims,
                     .base = state->memory.data() + (64 - address % 64) % 64,
                     .block_stride = record,
                     .head_stride = record,
@@ -97,41 +95,40 @@ Workload Attention(KvFormat format, int tokens, int length, const Heads& heads =
                    .heads = 1,
                    .k = state->k.data(),
                    .v = state->k.data(),
-                   .token_stride = heads.dim},
+                   .token_stride = heads.dims.key},
                   0, length);
     return [=](const Ops& ops) {
       ops.paged_attention({.cache = state->cache,
                            .first_position = length - tokens,
                            .heads = heads.count,
                            .q = state->q.data(),
-                           .q_stride = heads.count * heads.dim,
+                           .q_stride = heads.count * heads.dims.key,
                            .scale = 0.125f,
+                           .out_dim = heads.dims.value,
                            .out = state->out.data(),
-                           .out_stride = heads.count * heads.dim},
+                           .out_stride = heads.count * heads.dims.value},
                           0, tokens);
     };
   };
   const double keys = length - (tokens - 1) / 2.0;
-  const int value_dim = heads.value_prefix > 0 ? heads.value_prefix : heads.dim;
-  return {absl::StrCat(heads.value_prefix > 0 ? "latent_attention/" : "paged_attention/",
+  return {absl::StrCat(heads.dims.prefix ? "latent_attention/" : "paged_attention/",
                        format == KvFormat::kBf16 ? "bf16" : "fp32", "/tokens:", tokens,
                        "/keys:", length),
-          2.0 * tokens * heads.count * (heads.dim + value_dim) * keys,
-          static_cast<double>(KvRecordBytes(format, heads.dim, heads.value_prefix)) * length /
-              kKvBlockTokens,
-          make};
+          2.0 * tokens * heads.count * (heads.dims.key + heads.dims.value) * keys,
+          static_cast<double>(KvRecordBytes(format, heads.dims)) * length / kKvBlockTokens, make};
 }
 
 Workload KvWrites(KvFormat format) {
   const auto make = [=]() -> Call {
     testing::Random random(3);
     auto k = std::make_shared<std::vector<float>>(random.Floats(16 * kHeadDim));
-    auto memory = std::make_shared<std::vector<std::byte>>(KvRecordBytes(format, kHeadDim) + 64);
+    auto memory = std::make_shared<std::vector<std::byte>>(
+        KvRecordBytes(format, KvDims::Equal(kHeadDim)) + 64);
     return [=](const Ops& ops) {
       static constexpr int32_t kBlock = 0;
       const auto address = reinterpret_cast<uintptr_t>(memory->data());
       ops.kv_write({.cache = {.format = format,
-                              .dim = kHeadDim,
+                              .dims = KvDims::Equal(kHeadDim),
                               .base = memory->data() + (64 - address % 64) % 64,
                               .block_table = &kBlock},
                     .heads = 1,
@@ -233,7 +230,7 @@ std::vector<Workload> Workloads() {
     all.push_back(Attention(format, 1, 600));
     all.push_back(Attention(format, 32, 600));
     // Of DeepSeek V3, an eighth of its heads.
-    const Heads latent{.count = 16, .dim = 576, .value_prefix = 512};
+    const Heads latent{.count = 16, .dims = {.key = 576, .value = 512, .prefix = true}};
     all.push_back(Attention(format, 1, 600, latent));
     all.push_back(KvWrites(format));
   }

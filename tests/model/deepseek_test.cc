@@ -51,8 +51,8 @@ TEST(DeepSeekTest, ReadsTheParts) {
   const AttentionSpec& attention = spec->attention();
   EXPECT_EQ(attention.splits(), 6u);
   EXPECT_EQ(attention.key_dim(), 96u);
-  EXPECT_EQ(attention.value_prefix(), 80u);
-  EXPECT_EQ(attention.value_dim(), 36u);
+  EXPECT_EQ(attention.latent->rank, 80u);
+  EXPECT_EQ(attention.value_dim, 36u);
   const double yarn = 0.1 * std::log(4.0) + 1;
   EXPECT_NEAR(attention.scale, yarn * yarn / std::sqrt(56.0), 1e-7);
   EXPECT_EQ(spec->ropes[0].magnitude, 1);

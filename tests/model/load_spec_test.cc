@@ -191,8 +191,12 @@ TEST(LoadSpec, RefusalsNameTheProblem) {
   EXPECT_THAT(LoadError(testing::TinyGguf(deep)),
               HasSubstr("llama.block_count = 513 is not in 1..512"));
   TinyModelOptions narrow;
-  narrow.head_dim = 24;
-  EXPECT_THAT(LoadError(testing::TinyGguf(narrow)).append(" "), HasSubstr("multiple of 16"));
+  narrow.matrix_type = GgmlType::kF32;
+  narrow.head_dim = 25;
+  EXPECT_THAT(LoadError(testing::TinyGguf(narrow)), HasSubstr("llama.rope.dimension_count is odd"));
+  narrow.head_dim = 264;
+  EXPECT_THAT(LoadError(testing::TinyGguf(narrow)),
+              HasSubstr("llama.attention.key_length = 264 is not in 2..256"));
 }
 
 // As those of folders do.

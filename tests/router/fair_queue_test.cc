@@ -56,6 +56,23 @@ TEST(FairQueue, LongInputsNeverHaveAllThreads) {
   }
 }
 
+// Whatever came first: medium jobs, then large ones take what the medium ones have left.
+TEST(FairQueue, LargeInputsBehindMediumOnesLeaveAThread) {
+  for (std::uint32_t threads = 1; threads <= 8; ++threads) {
+    for (std::uint64_t mediums = 0; mediums <= 10; ++mediums) {
+      FairQueue queue({.threads = threads, .max_jobs = 100, .max_bytes = kRoomy});
+      for (std::uint64_t id = 1; id <= mediums; ++id) ASSERT_TRUE(queue.Push("a", kMedium, id));
+      std::uint32_t running = 0;
+      while (queue.Next()) ++running;
+      for (std::uint64_t id = 11; id <= 20; ++id) ASSERT_TRUE(queue.Push("a", kLarge, id));
+      while (queue.Next()) ++running;
+      EXPECT_LE(running, std::max(1u, threads - 1)) << mediums;
+      ASSERT_TRUE(queue.Push("a", kSmall, 21));
+      EXPECT_EQ(queue.HasNext(), threads > 1) << mediums;
+    }
+  }
+}
+
 // Two tenants that always have work get the same number of bytes, up to one job each. The sizes of
 // their jobs within the class do not matter. A third tenant that comes now and then has its turn at
 // once.

@@ -23,6 +23,7 @@
 #include "kernels/scalar_math.h"
 #include "model/ggml_type.h"
 #include "model/tensor_table.h"
+#include "worker/compute/model_shard.h"
 #include "worker/core/split_layout.h"
 
 namespace flotilla::testing {
@@ -109,6 +110,25 @@ class Weights {
   kernels::PackedMatrix matrix_;
 };
 
+// Weights of one product whose parts may have several formats, each of which is multiplied as it
+// is.
+class MixedWeights {
+ public:
+  // As Weights::Create.
+  static absl::StatusOr<MixedWeights> Create(std::vector<worker::MatrixPart> parts);
+  absl::Status Load();
+
+  Operand OperandOf(worker::Recipe recipe, const float* x) const;
+  void Multiply(Operand& x, float* out) const;
+
+  std::int64_t k() const { return weights_.front().k(); }
+  std::int64_t columns() const;
+  std::int64_t bytes() const;
+
+ private:
+  std::vector<Weights> weights_;  // of consecutive outputs
+};
+
 // A number of inputs, filled up to whole blocks.
 std::int32_t Whole(std::int64_t inputs) {
   return static_cast<std::int32_t>((inputs + worker::kSplitBlock - 1) / worker::kSplitBlock *
@@ -154,7 +174,13 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     place.at = ends.empty() ? 0 : ends.back();
     ends.push_back(place.at + place.width);
   }
-  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends);
+  std::vector<std::int32_t> windows;
+  for (const worker::SplitPlace& place : places) {
+    for (std::int32_t at = 0; at < place.width; at += kernels::kBlockK) {
+      windows.push_back((place.first() + at) / kPanelWindow);
+    }
+  }
+  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends, windows);
   if (!matrix.ok()) return matrix.status();
   Weights weights;
   weights.parts_ = std::move(parts);
@@ -217,7 +243,7 @@ Operand Weights::OperandOf(worker::Recipe recipe, const float* x) const {
 
 void Weights::Multiply(Operand& x, float* out) const {
   const kernels::MatrixView view = matrix_.view();
-  if (x.quants.empty()) {
+  if (x.quants.empty() || !matrix_.quantized()) {
     Reference().matmul_f32({.weights = view,
                             .x = x.values.data(),
                             .x_stride = view.k,
@@ -235,6 +261,61 @@ void Weights::Multiply(Operand& x, float* out) const {
                           .out = out,
                           .out_stride = view.columns},
                          0, view.panels());
+}
+
+absl::StatusOr<MixedWeights> MixedWeights::Create(std::vector<worker::MatrixPart> parts) {
+  if (parts.empty()) return Misfit("a matrix has no parts");
+  const auto encoding = [](const worker::MatrixPart& part) {
+    return model::EncodingOf(part.tensor->type);
+  };
+  MixedWeights mixed;
+  for (auto begin = parts.begin(); begin != parts.end();) {
+    const auto end = std::find_if(begin, parts.end(), [&](const worker::MatrixPart& part) {
+      return encoding(part) != encoding(*begin);
+    });
+    auto weights = Weights::Create({begin, end});
+    if (!weights.ok()) return weights.status();
+    if (!mixed.weights_.empty() && weights->k() != mixed.k()) {
+      return Misfit("rows of a matrix are not equally long");
+    }
+    mixed.weights_.push_back(*std::move(weights));
+    begin = end;
+  }
+  return mixed;
+}
+
+absl::Status MixedWeights::Load() {
+  absl::Status status;
+  for (Weights& weights : weights_) status.Update(weights.Load());
+  return status;
+}
+
+Operand MixedWeights::OperandOf(worker::Recipe recipe, const float* x) const {
+  Operand operand;
+  for (const Weights& weights : weights_) {
+    operand = weights.OperandOf(recipe, x);
+    if (!operand.quants.empty()) break;
+  }
+  return operand;
+}
+
+void MixedWeights::Multiply(Operand& x, float* out) const {
+  for (const Weights& weights : weights_) {
+    weights.Multiply(x, out);
+    out += weights.columns();
+  }
+}
+
+std::int64_t MixedWeights::columns() const {
+  std::int64_t columns = 0;
+  for (const Weights& weights : weights_) columns += weights.columns();
+  return columns;
+}
+
+std::int64_t MixedWeights::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Weights& weights : weights_) bytes += weights.bytes();
+  return bytes;
 }
 
 // ---- What a device has.
@@ -255,7 +336,7 @@ struct SubtreeProduct {
 };
 
 struct Matrix {
-  Weights weights;
+  MixedWeights weights;
   std::vector<float> bias;  // may be empty
 };
 
@@ -591,7 +672,7 @@ class DeferredBackend::Device {
 
 absl::StatusOr<MatrixHandle> DeferredBackend::Device::AddMatrix(
     std::vector<worker::MatrixPart> parts, std::vector<float> bias) {
-  auto weights = Weights::Create(std::move(parts));
+  auto weights = MixedWeights::Create(std::move(parts));
   if (!weights.ok()) return weights.status();
   if (!bias.empty() && static_cast<std::int64_t>(bias.size()) != weights->columns()) {
     return Misfit("the bias of a matrix");
@@ -979,7 +1060,7 @@ absl::Status DeferredBackend::Device::NormFor(BufferHandle x_handle,
                                               const std::optional<NormOp>& norm, MatrixHandle next,
                                               BufferHandle out) {
   const Buffer& x = buffers_.at(x_handle.index());
-  const Weights& matrix = matrices_.at(next.index()).weights;
+  const MixedWeights& matrix = matrices_.at(next.index()).weights;
   if ((norm.has_value() && x.width != SizeOf(*norm)) || matrix.k() != Whole(x.width) ||
       buffers_.at(out.index()).width < matrix.k()) {
     return Misfit("Norm");
@@ -1281,22 +1362,21 @@ absl::Status DeferredBackend::Device::AddScaled(BufferHandle x_handle, float fac
 
 absl::Status DeferredBackend::Device::CheckAttention(const AttentionOp& attention,
                                                      const Buffer& qkv) const {
-  const std::int64_t heads = std::int64_t{attention.projected_heads} +
-                             attention.projected_kv_heads +
-                             (attention.value_prefix > 0 ? 0 : attention.kv_heads);
+  const std::int64_t keys = std::int64_t{attention.projected_heads} + attention.projected_kv_heads;
+  const std::int64_t values = attention.dims.prefix ? 0 : attention.kv_heads;
   const bool rotates = attention.rope.valid();
   const bool fits = attention.kv_heads == kv_shape_.kv_heads && attention.kv_heads > 0 &&
-                    attention.heads % attention.kv_heads == 0 &&
-                    attention.head_dim == kv_shape_.head_dim &&
-                    attention.value_prefix == kv_shape_.value_prefix && attention.layer >= 0 &&
+                    attention.heads % attention.kv_heads == 0 && attention.dims == kv_shape_.dims &&
+                    attention.head_dim <= attention.dims.key &&
+                    attention.result_dim <= attention.dims.value && attention.layer >= 0 &&
                     attention.layer < kv_shape_.layers &&
                     attention.first_head + attention.heads <= attention.projected_heads &&
                     attention.first_kv_head + attention.kv_heads <= attention.projected_kv_heads &&
                     attention.head_places.size() == static_cast<std::size_t>(attention.heads) &&
                     attention.group.value() < inputs().group_count &&
                     (!rotates || attention.rope_at + ropes_.at(attention.rope.index()).dim() <=
-                                     attention.head_dim) &&
-                    qkv.width >= heads * attention.head_dim;
+                                     attention.dims.key) &&
+                    qkv.width >= keys * attention.dims.key + values * attention.dims.value;
   return fits ? absl::OkStatus() : Misfit("attention");
 }
 
@@ -1306,8 +1386,9 @@ void DeferredBackend::Device::NormHeads(const AttentionOp& attention, float* hea
   const int n = attention.head_dim * (all ? count : 1);
   for (int i = 0; i < (all ? 1 : count); ++i) {
     const int own = attention.head_norms == model::HeadNorms::kOwn ? i * n : 0;
-    const std::vector<float> normed = Normed(norm, heads + i * n, n, own);
-    std::copy(normed.begin(), normed.end(), heads + i * n);
+    float* const head = heads + i * (all ? n : attention.dims.key);
+    const std::vector<float> normed = Normed(norm, head, n, own);
+    std::copy(normed.begin(), normed.end(), head);
   }
 }
 
@@ -1379,11 +1460,13 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
                                                    BufferHandle handle) {
   Buffer& qkv = buffers_.at(handle.index());
   if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
-  const int dim = attention.head_dim;
+  const int dim = attention.dims.key;
   const bool norms = attention.head_norms != model::HeadNorms::kNone;
   const auto size = [&](int heads) {
-    if (attention.head_norms == model::HeadNorms::kShared) return std::int64_t{dim};
-    return std::int64_t{heads} * dim;
+    if (attention.head_norms == model::HeadNorms::kShared) {
+      return std::int64_t{attention.head_dim};
+    }
+    return std::int64_t{heads} * attention.head_dim;
   };
   if (norms && (SizeOf(attention.query_norm) != size(attention.projected_heads) ||
                 SizeOf(attention.key_norm) != size(attention.projected_kv_heads))) {
@@ -1416,7 +1499,7 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
       const auto block = static_cast<std::uint32_t>(table[position / kKvBlockTokens]);
       for (int head = 0; head < attention.kv_heads; ++head) {
         WriteKv(block, PlaneOf(attention, head), position % kKvBlockTokens,
-                k + (attention.first_kv_head + head) * dim, v + head * dim);
+                k + (attention.first_kv_head + head) * dim, v + head * attention.dims.value);
       }
     }
   }
@@ -1425,30 +1508,33 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
 
 void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int slot, const float* k,
                                       const float* v) {
-  const auto dim = static_cast<std::size_t>(kv_shape_.head_dim);
+  const auto dim = static_cast<std::size_t>(kv_shape_.dims.key),
+             value_dim = static_cast<std::size_t>(kv_shape_.dims.value);
   Block& block = kv_[id];
-  const bool has_v = kv_shape_.value_prefix == 0;
+  const bool has_v = !kv_shape_.dims.prefix;
   if (block.empty()) {
-    const std::vector<float> unwritten(kKvBlockTokens * dim, kNaN);
-    block.resize(static_cast<std::size_t>(kv_shape_.layers * kv_shape_.kv_heads),
-                 {unwritten, has_v ? unwritten : std::vector<float>()});
+    const std::vector<float> keys(kKvBlockTokens * dim, kNaN),
+        values(has_v ? kKvBlockTokens * value_dim : 0, kNaN);
+    block.resize(static_cast<std::size_t>(kv_shape_.layers * kv_shape_.kv_heads), {keys, values});
   }
   float* const keys = block[plane].keys.data() + static_cast<std::size_t>(slot) * dim;
   for (std::size_t d = 0; d < dim; ++d) keys[d] = Rounded(kv_shape_.format, k[d]);
   if (!has_v) return;
-  float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * dim;
-  for (std::size_t d = 0; d < dim; ++d) {
+  float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * value_dim;
+  for (std::size_t d = 0; d < value_dim; ++d) {
     values[d] = Rounded(kv_shape_.format, v[d]);
     // kv_write does the same to the other half of a pair.
-    if (kv_shape_.format == kernels::KvFormat::kBf16 && slot % 2 == 0) values[dim + d] = 0;
+    if (kv_shape_.format == kernels::KvFormat::kBf16 && slot % 2 == 0) {
+      values[value_dim + d] = 0;
+    }
   }
 }
 
 std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
     const std::int32_t* table, int count, std::size_t plane) const {
   const kernels::KvFormat format = kv_shape_.format;
-  const int dim = kv_shape_.head_dim;
-  const std::int64_t record = kernels::KvRecordBytes(format, dim, kv_shape_.value_prefix);
+  const kernels::KvDims& dims = kv_shape_.dims;
+  const std::int64_t record = kernels::KvRecordBytes(format, dims);
   std::vector<Line> lines(static_cast<std::size_t>(count * record) / sizeof(Line));
   // All ones is NaN in both formats.
   std::memset(lines.data(), 0xFF, lines.size() * sizeof(Line));
@@ -1456,14 +1542,16 @@ std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
     const auto block = kv_.find(static_cast<std::uint32_t>(table[i]));
     if (block == kv_.end()) continue;
     std::byte* const keys = lines.front().bytes + i * record;
-    std::byte* const values = keys + kernels::KvValueOffset(format, dim);
+    std::byte* const values = keys + kernels::KvValueOffset(format, dims);
     const Plane& from = block->second[plane];
     for (int slot = 0; slot < kKvBlockTokens; ++slot) {
-      for (int d = 0; d < dim; ++d) {
-        const auto at = static_cast<std::size_t>(slot * dim + d);
-        StoreElement(format, keys, kernels::KvKeyIndex(format, slot, d), from.keys[at]);
-        if (from.values.empty()) continue;
-        StoreElement(format, values, kernels::KvValueIndex(format, dim, slot, d), from.values[at]);
+      for (int d = 0; d < dims.key; ++d) {
+        StoreElement(format, keys, kernels::KvKeyIndex(format, slot, d),
+                     from.keys[static_cast<std::size_t>(slot * dims.key + d)]);
+      }
+      for (int d = 0; !from.values.empty() && d < dims.value; ++d) {
+        StoreElement(format, values, kernels::KvValueIndex(format, dims.value, slot, d),
+                     from.values[static_cast<std::size_t>(slot * dims.value + d)]);
       }
     }
   }
@@ -1475,10 +1563,9 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
   const Buffer& qkv = buffers_.at(in.index());
   Buffer& out = buffers_.at(out_handle.index());
   if (absl::Status s = CheckAttention(attention, qkv); !s.ok()) return s;
-  const int dim = attention.head_dim, group = attention.heads / attention.kv_heads;
-  const int value_dim = attention.value_prefix > 0 ? attention.value_prefix : dim;
+  const int dim = attention.dims.key, group = attention.heads / attention.kv_heads;
   for (const std::int32_t place : attention.head_places) {
-    if (place < 0 || place + value_dim > out.width) return Misfit("the places of heads");
+    if (place < 0 || place + attention.result_dim > out.width) return Misfit("the places of heads");
   }
   if (in.index() == out_handle.index()) return Misfit("Attend");
   out.Poison();
@@ -1509,14 +1596,13 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
             .softcap = attention.softcap,
             .slopes = slopes == nullptr ? nullptr : slopes + head,
             .sinks = sinks == nullptr ? nullptr : sinks + head,
+            .out_dim = attention.result_dim,
             .out = out.rows[row].data() + attention.head_places[static_cast<std::size_t>(head)],
             .out_stride = out.width};
         args.cache.format = kv_shape_.format;
-        args.cache.dim = dim;
-        args.cache.value_prefix = attention.value_prefix;
+        args.cache.dims = attention.dims;
         args.cache.base = records.front().bytes;
-        args.cache.block_stride =
-            kernels::KvRecordBytes(kv_shape_.format, dim, attention.value_prefix);
+        args.cache.block_stride = kernels::KvRecordBytes(kv_shape_.format, attention.dims);
         args.cache.block_table = table.data();
         Reference().paged_attention(args, 0, 1);
       }
@@ -1862,8 +1948,7 @@ void DeferredBackend::Head(BufferHandle x, const NormOp& norm, HeadHandle head) 
 // ---- What is added before the first step.
 
 absl::Status DeferredBackend::Check(const model::ModelSpec& spec) const {
-  return kernels::CheckKvDims(static_cast<int>(spec.attention().key_dim()),
-                              static_cast<int>(spec.attention().value_prefix()));
+  return kernels::CheckKvDims(worker::KvDimsOf(spec.attention()));
 }
 
 bool DeferredBackend::MayAdd(std::string_view what) {

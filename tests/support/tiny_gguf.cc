@@ -104,6 +104,8 @@ constexpr std::string_view kChatMl =
     "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
     "}}{% endif %}";
 
+uint32_t ValueDim(const TinyModelOptions& o) { return o.value_dim == 0 ? o.head_dim : o.value_dim; }
+
 void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
   file.AddString("general.architecture", "llama");
   file.AddString("general.name", "tiny");
@@ -115,7 +117,7 @@ void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
   file.AddUint32("llama.attention.head_count", o.heads);
   file.AddUint32("llama.attention.head_count_kv", o.kv_heads);
   file.AddUint32("llama.attention.key_length", o.head_dim);
-  file.AddUint32("llama.attention.value_length", o.head_dim);
+  file.AddUint32("llama.attention.value_length", ValueDim(o));
   file.AddUint32("llama.rope.dimension_count", o.head_dim);
   file.AddFloat("llama.rope.freq_base", o.rope_base);
   file.AddFloat("llama.attention.layer_norm_rms_epsilon", 1e-5f);
@@ -163,15 +165,17 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
                    EncodeTensor(model::GgmlType::kF32, values));
   };
   const uint64_t q_width = uint64_t{o.heads} * o.head_dim;
-  const uint64_t kv_width = uint64_t{o.kv_heads} * o.head_dim;
+  const uint64_t key_width = uint64_t{o.kv_heads} * o.head_dim;
+  const uint64_t value_width = uint64_t{o.kv_heads} * ValueDim(o);
+  const model::GgmlType other = o.other_type.value_or(o.matrix_type);
   matrix("token_embd.weight", o.hidden, o.vocab, o.embedding_type);
   for (uint32_t layer = 0; layer < o.layers; ++layer) {
     const std::string prefix = "blk." + std::to_string(layer) + ".";
     norm(prefix + "attn_norm.weight");
     matrix(prefix + "attn_q.weight", o.hidden, q_width, o.matrix_type);
-    matrix(prefix + "attn_k.weight", o.hidden, kv_width, o.matrix_type);
-    matrix(prefix + "attn_v.weight", o.hidden, kv_width, o.matrix_type);
-    matrix(prefix + "attn_output.weight", q_width, o.hidden, o.matrix_type);
+    matrix(prefix + "attn_k.weight", o.hidden, key_width, o.matrix_type);
+    matrix(prefix + "attn_v.weight", o.hidden, value_width, other);
+    matrix(prefix + "attn_output.weight", uint64_t{o.heads} * ValueDim(o), o.hidden, o.matrix_type);
     norm(prefix + "ffn_norm.weight");
     if (o.experts > 0) {
       matrix(prefix + "ffn_gate_inp.weight", o.hidden, o.experts, model::GgmlType::kF32);
@@ -181,8 +185,8 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
       continue;
     }
     matrix(prefix + "ffn_gate.weight", o.hidden, o.ffn, o.matrix_type);
-    matrix(prefix + "ffn_up.weight", o.hidden, o.ffn, o.matrix_type);
-    matrix(prefix + "ffn_down.weight", o.ffn, o.hidden, o.matrix_type);
+    matrix(prefix + "ffn_up.weight", o.hidden, o.ffn, other);
+    matrix(prefix + "ffn_down.weight", o.ffn, o.hidden, other);
   }
   norm("output_norm.weight");
   if (!o.tied_embedding) matrix("output.weight", o.hidden, o.vocab, o.embedding_type);
@@ -217,6 +221,48 @@ void EncodeQ6_K(std::span<const float> values, std::vector<std::byte>& out) {
   Append(out, pairs, sizeof pairs);
   Append(out, factors, sizeof factors);
   Put(out, half);
+}
+
+// A block of 256 as model/weights/q4_k.cc and q5_k.cc read it.
+void EncodeKQuant(int bits, std::span<const float> values, std::vector<std::byte>& out) {
+  const int most = (1 << bits) - 1;
+  float scales[8], minimums[8];  // of each 32; a minimum is at most 0
+  for (size_t g = 0; g < 8; ++g) {
+    const auto [low, high] =
+        std::minmax_element(values.begin() + g * 32, values.begin() + g * 32 + 32);
+    minimums[g] = std::min(*low, 0.0f);
+    scales[g] = (std::max(*high, 0.0f) - minimums[g]) / static_cast<float>(most);
+  }
+  const uint16_t half_d = model::FloatToHalf(*std::max_element(scales, scales + 8) / 63);
+  const uint16_t half_m = model::FloatToHalf(-*std::min_element(minimums, minimums + 8) / 63);
+  const float d = model::HalfToFloat(half_d), m = model::HalfToFloat(half_m);
+  uint8_t factors[8], minimum_factors[8], nibbles[128] = {}, fifths[32] = {};
+  for (size_t g = 0; g < 8; ++g) {
+    const auto factor = [](float value, float unit) {
+      return static_cast<uint8_t>(unit > 0 ? std::clamp(std::lround(value / unit), 0l, 63l) : 0);
+    };
+    factors[g] = factor(scales[g], d);
+    minimum_factors[g] = factor(-minimums[g], m);
+    const float scale = d * static_cast<float>(factors[g]);
+    for (size_t l = 0; l < 32; ++l) {
+      const float above = values[g * 32 + l] + m * static_cast<float>(minimum_factors[g]);
+      const long code = scale > 0 ? std::clamp<long>(std::lround(above / scale), 0, most) : 0;
+      nibbles[g / 2 * 32 + l] |= static_cast<uint8_t>((code & 15) << g % 2 * 4);
+      fifths[l] |= static_cast<uint8_t>((code >> 4) << g);
+    }
+  }
+  uint8_t packed[12] = {};
+  for (size_t g = 0; g < 4; ++g) {
+    packed[g] = static_cast<uint8_t>(factors[g] | (factors[g + 4] >> 4) << 6);
+    packed[g + 4] = static_cast<uint8_t>(minimum_factors[g] | (minimum_factors[g + 4] >> 4) << 6);
+    packed[g + 8] =
+        static_cast<uint8_t>((factors[g + 4] & 15) | (minimum_factors[g + 4] & 15) << 4);
+  }
+  Put(out, half_d);
+  Put(out, half_m);
+  Append(out, packed, sizeof packed);
+  if (bits == 5) Append(out, fifths, sizeof fifths);
+  Append(out, nibbles, sizeof nibbles);
 }
 
 [[noreturn]] void Die(const char* why) {
@@ -349,6 +395,9 @@ std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float>
       Put(out, model::FloatToHalf(*low));
       for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
     }
+  } else if (type == model::GgmlType::kQ4_K || type == model::GgmlType::kQ5_K) {
+    const int bits = type == model::GgmlType::kQ4_K ? 4 : 5;
+    for (size_t i = 0; i < values.size(); i += 256) EncodeKQuant(bits, values.subspan(i, 256), out);
   } else if (type == model::GgmlType::kQ6_K) {
     for (size_t i = 0; i < values.size(); i += 256) EncodeQ6_K(values.subspan(i, 256), out);
   } else {

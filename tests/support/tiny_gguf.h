@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,7 +49,7 @@ class GgufBuilder {
 };
 
 // Blocks of `type` that encode `values`, which are whole blocks; F32, F16, BF16 (cut off), Q4_1,
-// Q6_K and Q8_0.
+// Q8_0, Q4_K, Q5_K and Q6_K.
 std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values);
 
 struct TinyModelOptions {
@@ -57,7 +58,8 @@ struct TinyModelOptions {
   uint32_t heads = 4;
   uint32_t kv_heads = 2;
   uint32_t head_dim = 32;
-  uint32_t ffn = 288;  // multiple of 32; two whole FFN splits and a short one
+  uint32_t value_dim = 0;  // 0: as head_dim
+  uint32_t ffn = 288;      // multiple of 32; two whole FFN splits and a short one
   // In place of the FFN so many experts of that width, two of which each row goes through; 0: none.
   uint32_t experts = 0;
   uint32_t vocab = 320;       // at least kTinyVocabMin
@@ -67,6 +69,8 @@ struct TinyModelOptions {
   float rope_base = 10000.0f;
   bool tied_embedding = true;
   model::GgmlType matrix_type = model::GgmlType::kQ4_1;
+  // Of V, up and down; none: as the other matrices.
+  std::optional<model::GgmlType> other_type = std::nullopt;
   model::GgmlType embedding_type = model::GgmlType::kQ8_0;
   uint64_t seed = 1;
   std::string_view pretokenizer = "smollm";

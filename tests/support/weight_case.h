@@ -63,8 +63,10 @@ inline double WeightOf(const WeightEncoding& encoding, const WeightRow& row, int
   }
   double weight = double{model::HalfToFloat(row.scales[k / kScaleGroup])} * row.codes[k];
   if (encoding.has_factors) weight *= row.factors[k / kFactorGroup];
-  if (encoding.has_minimums) weight += double{model::HalfToFloat(row.minimums[k / kScaleGroup])};
-  return weight;
+  if (!encoding.has_minimums) return weight;
+  double minimum = model::HalfToFloat(row.minimums[k / kScaleGroup]);
+  if (encoding.has_minimum_factors) minimum *= row.minimum_factors[k / kFactorGroup];
+  return weight + minimum;
 }
 
 }  // namespace flotilla::testing

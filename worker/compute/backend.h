@@ -156,9 +156,9 @@ struct LatentOp {
 };
 
 // One attention. A row of q, k and v has `projected_heads` heads of q, `projected_kv_heads` of k,
-// and then `kv_heads` of v, or none with a value prefix. This rank attends with `heads` of the q,
-// from first_head on, and keeps `kv_heads` of the k; more are there only for the norm over all of
-// them.
+// and then `kv_heads` of v, or none where V is a prefix of K. This rank attends with `heads` of the
+// q, from first_head on, and keeps `kv_heads` of the k; more are there only for the norm over all
+// of them.
 struct AttentionOp {
   int layer = 0;  // its place in a page of K and V (model/kv_groups.h)
   GroupIndex group{0};
@@ -166,11 +166,13 @@ struct AttentionOp {
   int kv_heads = 0;  // of this rank
   int projected_heads = 0, projected_kv_heads = 0;
   int first_head = 0, first_kv_head = 0;
-  int head_dim = 0;      // of q and k, and of v without a value prefix
-  int value_prefix = 0;  // as in kernels::KvView
-  int rope_at = 0;       // the first element of a head that is rotated
-  float scale = 0;       // of the scores
-  int window = 0;        // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
+  // Of a head of q and k, and of one of v. Those that a model does not have are zero.
+  kernels::KvDims dims;
+  int head_dim = 0;    // those of q and k that it has, which their norms are of
+  int result_dim = 0;  // those of v that it has, which are written
+  int rope_at = 0;     // the first element of a head that is rotated
+  float scale = 0;     // of the scores
+  int window = 0;      // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
   float softcap = 0;
   VectorHandle slopes, sinks;  // [heads]; not valid: none
   RopeHandle rope;             // not valid: q and k are not rotated
@@ -221,9 +223,8 @@ class Backend {
   // Rows of the tables are read where the file has them.
   virtual EmbeddingHandle AddEmbedding(const EmbeddingSource& source) = 0;
   // Adds weights, which Load reads from the file. The outputs of the parts follow each other, and
-  // each gets its element of the bias, unless that is empty. If the parts have different formats,
-  // the fp32 values of all of them are multiplied (matmul_f32); whatever else a backend makes of
-  // the parts is its own matter. INVALID_ARGUMENT: the sizes do not fit; RESOURCE_EXHAUSTED: not
+  // each gets its element of the bias, unless that is empty. Parts of different formats are each
+  // multiplied as theirs wants it, by the same activations. INVALID_ARGUMENT: the sizes do not fit; RESOURCE_EXHAUSTED: not
   // enough memory.
   virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                                  std::vector<float> bias) = 0;

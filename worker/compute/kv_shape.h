@@ -11,12 +11,11 @@ struct KvShape {
   kernels::KvFormat format = kernels::KvFormat::kBf16;
   int layers = 0;  // for which a page has room (model/kv_groups.h)
   int kv_heads = 0;
-  int head_dim = 0;      // of K; multiple of 16
-  int value_prefix = 0;  // as in kernels::KvView
+  kernels::KvDims dims;
 
   // Bytes of one block of kKvBlockTokens tokens.
   std::int64_t bytes_per_block() const {
-    return std::int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, head_dim, value_prefix);
+    return std::int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, dims);
   }
 };
 

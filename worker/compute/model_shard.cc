@@ -50,7 +50,8 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
       return row.rows == extent || row.columns == extent;
     };
     if (along(model::Extent::kQueries) || along(model::Extent::kKeys) ||
-        along(model::Extent::kValues) || model::IsPerHead(row.role)) {
+        along(model::Extent::kValues) || along(model::Extent::kResults) ||
+        model::IsPerHead(row.role)) {
       attention_bytes += bytes;
     }
     if (along(model::Extent::kFfn)) ffn_bytes += bytes;
@@ -109,13 +110,25 @@ KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, IndexR
   return {.format = format,
           .layers = static_cast<int>(model::LayersPerPage(spec, layers.begin, layers.end)),
           .kv_heads = static_cast<int>(kv_heads),
-          .head_dim = static_cast<int>(spec.attention().key_dim()),
-          .value_prefix = static_cast<int>(spec.attention().value_prefix())};
+          .dims = KvDimsOf(spec.attention())};
+}
+
+kernels::KvDims KvDimsOf(const model::AttentionSpec& spec) {
+  if (spec.latent.has_value()) {
+    return {.key = static_cast<int>(spec.key_dim()),
+            .value = static_cast<int>(spec.latent->rank),
+            .prefix = true};
+  }
+  constexpr std::uint32_t kWhole = 16;
+  const auto whole = [](std::uint32_t dim) {
+    return static_cast<int>((dim + kWhole - 1) / kWhole * kWhole);
+  };
+  return {.key = whole(spec.head_dim), .value = whole(spec.value_dim)};
 }
 
 std::vector<int32_t> OutputSplitEnds(const model::AttentionSpec& spec) {
   std::vector<int32_t> ends;
-  const uint32_t width = spec.heads / spec.splits() * spec.value_dim();
+  const uint32_t width = spec.heads / spec.splits() * spec.value_dim;
   for (uint32_t split = 1; split <= spec.splits(); ++split) {
     ends.push_back(static_cast<int32_t>(split * width));
   }

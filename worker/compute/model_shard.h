@@ -44,6 +44,9 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
 IndexRange OwnHeads(const model::ModelSpec& spec, const ModelShard& shard);
 IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard);
 
+// The elements of a head's K and V in the KV memory. Those that fill them up are zero.
+kernels::KvDims KvDimsOf(const model::AttentionSpec& spec);
+
 // The K and V of so many KV heads on a stage with these layers.
 KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, IndexRange layers,
                   std::uint32_t kv_heads);

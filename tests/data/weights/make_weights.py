@@ -15,7 +15,7 @@ import numpy as np
 WEIGHTS = 512
 # Where a block has its fp16 scales. In F16 a block is one.
 HALVES = {"F32": (), "BF16": (), "F16": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
-          "Q6_K": (208,), "Q8_0": (0,)}
+          "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 
 
 def make(name):

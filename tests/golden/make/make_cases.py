@@ -41,6 +41,11 @@ OWN = {
         "moe_intermediate_size": 72, "shared_expert_intermediate_size": 80,
         "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
+    # Heads whose size is no multiple of 16, with each kind of norm, and with fused matrices.
+    "qwen3_heads_of_40": ("qwen3", {"head_dim": 40}),
+    "cohere_heads_of_24": ("cohere", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "use_qk_norm": True}),
+    "gpt2_heads_of_24": ("gpt2", {"n_head": 4}),
     "ernie4_5": ("llama", {"model_type": "ernie4_5", "use_bias": True}),
     "gpt_bigcode_mha": ("gpt_bigcode_mqa", {"multi_query": False, "num_key_value_heads": 6}),
     "qwen2_padded": ("qwen2", {"vocab_size": VOCABULARY + 40}),

@@ -27,6 +27,7 @@
 #include "model/text/token_text.h"
 #include "model/text/tokenizer.h"
 #include "model/text/utf8.h"
+#include "tests/support/random.h"
 
 namespace flotilla::model {
 namespace {
@@ -257,6 +258,52 @@ TEST(Pattern, LongWordsAreSplitInEveryThread) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(longest, ElementsAre(200'000, 200'000, 200'000, 200'000));
+}
+
+// The pattern of a file sees a part of the text at once. The parts are those of the whole text.
+TEST(Pattern, PartsDoNotDependOnWindows) {
+  const char* const kPatterns[] = {
+      "\\p{L}+|\\p{N}{1,3}", "[^a]+?b", "a(?=.*z)",         "a(?!b)| $", "(?:ab|a)+b?",
+      " +(?! )| +",          "c.{130}", "\\p{Lu}*\\p{Ll}+", "(?<=ab)c",  "(?i)abA+"};
+  testing::Random random(7);
+  for (const char* expression : kPatterns) {
+    const auto whole = Pattern::Pcre2(expression), windows = Pattern::Regex(expression);
+    ASSERT_TRUE(whole.ok() && windows.ok()) << expression;
+    for (int round = 0; round < 200; ++round) {
+      std::string text;
+      while (text.size() < 700) {
+        static constexpr const char* kPieces[] = {"a", "b", "c",      "A",     "z",
+                                                  " ", "1", "\u00e9", "\u4e00"};
+        const char* const piece = kPieces[random.Int(0, std::size(kPieces) - 1)];
+        for (int n = random.Int(0, 4) > 0 ? 1 : random.Int(1, 300); n > 0; --n) text += piece;
+      }
+      const auto parts_of = [&](const Pattern& pattern) {
+        std::vector<std::pair<std::string, bool>> parts;
+        const auto split = pattern.Split(text, [&](std::string_view part, bool matches) {
+          parts.emplace_back(part, matches);
+          return true;
+        });
+        EXPECT_TRUE(split.ok()) << split.status();
+        return parts;
+      };
+      ASSERT_EQ(parts_of(*whole), parts_of(*windows)) << expression << "\n" << text;
+    }
+  }
+}
+
+// Each look-ahead reads the whole rest, in one match after the other, or in each step of one match.
+TEST(Pattern, ATextHasABoundOfProcessorTime) {
+  const std::string text = std::string(399'999, 'a') + "b";
+  for (const auto& [quadratic, refusal] :
+       {std::pair("a(?=.*z)|a", " of 400000: the pattern takes more than 4 us"),
+        std::pair("(?:a(?=.*z|.))*b", "splitting the text stopped at byte 0")}) {
+    const std::clock_t begin = std::clock();
+    EXPECT_THAT(SplitBy(quadratic, text), HasSubstr(refusal)) << quadratic;
+    EXPECT_LT(std::clock() - begin, 10 * CLOCKS_PER_SEC);
+  }
+  // One match that goes back over a megabyte is quick.
+  EXPECT_EQ(SplitBy("[a-z]*[a-y]+|z+", std::string(1 << 20, 'z')).size(), (1 << 20) + 2);
+  EXPECT_EQ(SplitBy("[a-z]*?1", std::string(1 << 20, 'z') + "1").size(), (1 << 20) + 3);
 }
 
 TEST(Normalizer, TextsDoNotGrowWithoutBound) {

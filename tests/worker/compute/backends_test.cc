@@ -434,7 +434,8 @@ const testing::TinyModelOptions kModels[] = {
     {.hidden = 64,
      .heads = 2,
      .kv_heads = 2,
-     .head_dim = 32,
+     .head_dim = 20,
+     .value_dim = 32,
      .vocab = 1300,
      .matrix_type = GgmlType::kF32,
      .embedding_type = GgmlType::kF32},
@@ -575,7 +576,9 @@ Outcome RunDirectly(Backend& backend, const DirectLayer& layer, KvFormat format)
                               .kv_heads = kKvHeads,
                               .projected_heads = kHeads,
                               .projected_kv_heads = kKvHeads,
+                              .dims = kernels::KvDims::Equal(kHeadDim),
                               .head_dim = kHeadDim,
+                              .result_dim = kHeadDim,
                               .scale = 0.25f,
                               .rope = backend.AddRope({layer.frequencies}),
                               .head_norms = model::HeadNorms::kShared,
@@ -602,7 +605,9 @@ Outcome RunDirectly(Backend& backend, const DirectLayer& layer, KvFormat format)
                                         .vocabulary = kVocabulary})
                               .value();
   EXPECT_TRUE(backend.Load().ok());
-  EXPECT_TRUE(backend.CreateKv({format, /*layers=*/1, kKvHeads, kHeadDim}, 10, {}).ok());
+  EXPECT_TRUE(
+      backend.CreateKv({format, /*layers=*/1, kKvHeads, kernels::KvDims::Equal(kHeadDim)}, 10, {})
+          .ok());
 
   Rows rows;
   backend.Start(DirectStep(), &rows);
@@ -650,7 +655,9 @@ TEST_P(BackendPathsTest, GiveTheSameBitsWithoutADecoder) {
 struct DeferredParts {
   DeferredParts() {
     EXPECT_TRUE(backend->Load().ok());
-    EXPECT_TRUE(backend->CreateKv({KvFormat::kBf16, 1, 1, 16}, kPartsBlocks, {}).ok());
+    EXPECT_TRUE(
+        backend->CreateKv({KvFormat::kBf16, 1, 1, kernels::KvDims::Equal(16)}, kPartsBlocks, {})
+            .ok());
   }
   // Starts a step with one row.
   void StartRow(std::int32_t block = 1) {
@@ -764,7 +771,7 @@ TEST(DeferredBackendTest, AGrantedBlockReadsAsNanUntilItIsWritten) {
 }
 
 TEST(DeferredBackendTest, RefusesTiersAndBlocksThatCannotBe) {
-  const KvShape shape{KvFormat::kBf16, 2, 2, 16};
+  const KvShape shape{KvFormat::kBf16, 2, 2, kernels::KvDims::Equal(16)};
   const auto backend = MakeDeferredBackends(/*seed=*/7, /*max_started=*/1)({});
   const TierOptions nowhere{.disk_blocks = 1, .disk_directory = "/does/not/exist"};
   EXPECT_EQ(backend->CreateKv(shape, 8, nowhere).code(), absl::StatusCode::kUnavailable);

@@ -60,12 +60,32 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
        .vocab = 333,
        .matrix_type = model::GgmlType::kQ8_0,
        .embedding_type = model::GgmlType::kF16},
+      {.head_dim = 40},
+      {.heads = 6, .kv_heads = 2, .head_dim = 36, .value_dim = 80},
+      {.heads = 4,
+       .kv_heads = 1,
+       .head_dim = 48,
+       .value_dim = 24,
+       .matrix_type = model::GgmlType::kF32},
       {.layers = 3, .matrix_type = model::GgmlType::kF32, .embedding_type = model::GgmlType::kF32},
       {.hidden = 256,
        .head_dim = 64,
        .ffn = 256,
        .matrix_type = model::GgmlType::kQ6_K,
        .embedding_type = model::GgmlType::kQ6_K},
+      // As a Q4_K_M file has them: V and down are of another type than what they stand beside.
+      {.hidden = 256,
+       .head_dim = 64,
+       .ffn = 512,
+       .matrix_type = model::GgmlType::kQ4_K,
+       .other_type = model::GgmlType::kQ6_K,
+       .embedding_type = model::GgmlType::kQ6_K},
+      {.hidden = 256,
+       .head_dim = 64,
+       .ffn = 256,
+       .matrix_type = model::GgmlType::kQ5_K,
+       .other_type = model::GgmlType::kF32,
+       .embedding_type = model::GgmlType::kQ5_K},
   };
   for (const TinyModelOptions& shape : shapes) {
     const Model model(shape);
@@ -111,6 +131,13 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
       HasSubstr("experts without a gate"));
   EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().ffn.width = 32; }),
               HasSubstr("different sizes"));
+  EXPECT_THAT(refusal([](auto& spec) { spec.layers.back().attention.value_dim = 16; }),
+              HasSubstr("different sizes"));
+  EXPECT_THAT(of_layers([](auto& layer) {
+                layer.attention.head_dim = 40;
+                layer.attention.head_norms = model::HeadNorms::kAllHeads;
+              }),
+              HasSubstr("one norm of heads whose size is no multiple of 16"));
 }
 
 // Runs `s` beside others that decode, prefill and start at odd times.
@@ -174,6 +201,21 @@ void ExpectTheSameBitsOfBackends(const Model& model) {
 
 TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
   ExpectTheSameBitsOfBackends(Model({.head_dim = 16}));
+  ExpectTheSameBitsOfBackends(Model({.head_dim = 40}));
+  ExpectTheSameBitsOfBackends(Model({.heads = 6, .head_dim = 36, .value_dim = 80}));
+  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
+                                     .head_dim = 64,
+                                     .ffn = 512,
+                                     .matrix_type = model::GgmlType::kQ4_K,
+                                     .other_type = model::GgmlType::kQ6_K,
+                                     .embedding_type = model::GgmlType::kQ4_K}));
+  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
+                                     .heads = 3,
+                                     .kv_heads = 1,
+                                     .head_dim = 256,
+                                     .ffn = 256,
+                                     .matrix_type = model::GgmlType::kQ5_K,
+                                     .other_type = model::GgmlType::kBF16}));
   ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
 }
 

@@ -81,9 +81,10 @@ class NaiveDecoder {
              size_t last) const {
     const model::AttentionSpec& attention = spec_.attention();
     const uint32_t dim = attention.head_dim, group = attention.heads / attention.kv_heads;
-    Row out(q.size());
+    const uint32_t value_dim = attention.value_dim;
+    Row out(attention.heads * value_dim);
     for (uint32_t h = 0; h < attention.heads; ++h) {
-      const uint32_t kv = h / group * dim;
+      const uint32_t kv = h / group * dim, values = h / group * value_dim;
       Row p(last + 1);
       double sum = 0;
       for (size_t j = 0; j <= last; ++j) {
@@ -92,7 +93,9 @@ class NaiveDecoder {
         sum += p[j] = std::exp(score / std::sqrt(static_cast<double>(dim)));
       }
       for (size_t j = 0; j <= last; ++j) {
-        for (uint32_t d = 0; d < dim; ++d) out[h * dim + d] += p[j] / sum * v[j][kv + d];
+        for (uint32_t d = 0; d < value_dim; ++d) {
+          out[h * value_dim + d] += p[j] / sum * v[j][values + d];
+        }
       }
     }
     return out;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/spec.h"
+#include "worker/compute/model_shard.h"
 #include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
@@ -23,8 +24,7 @@ std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options) {
 }
 
 absl::Status CpuBackend::Check(const model::ModelSpec& spec) const {
-  return kernels::CheckKvDims(static_cast<int>(spec.attention().key_dim()),
-                              static_cast<int>(spec.attention().value_prefix()));
+  return kernels::CheckKvDims(KvDimsOf(spec.attention()));
 }
 
 BufferHandle CpuBackend::AddBuffer(int64_t width) {
@@ -53,11 +53,28 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
                                                    std::vector<float> bias) {
   NoteMove();
   const auto k = static_cast<int64_t>(parts[0].tensor->dims[parts[0].transposed ? 1 : 0]);
-  auto matrix = packer_.Add(std::move(parts), k);
-  if (!matrix.ok()) return matrix.status();
-  widest_ = std::max(widest_, (*matrix)->k());
-  matrices_.push_back({*matrix, std::move(bias)});
+  Matrix made{.pieces = {}, .bias = std::move(bias)};
+  int64_t column = 0;
+  for (auto begin = parts.begin(); begin != parts.end();) {
+    const WeightEncoding encoding = model::EncodingOf(begin->tensor->type);
+    const auto end = std::find_if(begin, parts.end(), [&](const MatrixPart& part) {
+      return model::EncodingOf(part.tensor->type) != encoding;
+    });
+    const auto packed = packer_.Add({begin, end}, k);
+    if (!packed.ok()) return packed.status();
+    made.pieces.push_back({.view = (*packed)->view(), .column = column});
+    column += (*packed)->columns();
+    begin = end;
+  }
+  widest_ = std::max<int64_t>(widest_, made.pieces.front().view.k);
+  matrices_.push_back(std::move(made));
   return MatrixHandle(static_cast<int32_t>(matrices_.size() - 1));
+}
+
+int64_t CpuBackend::Matrix::panels() const {
+  int64_t panels = 0;
+  for (const Piece& piece : pieces) panels += piece.view.panels();
+  return panels;
 }
 
 absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSource& source) {

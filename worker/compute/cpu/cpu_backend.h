@@ -116,9 +116,17 @@ class CpuBackend final : public Backend {
     std::int64_t first_k;  // of the rank's own columns
     int first_split;       // of the rank's own splits
   };
+  // Outputs of one format, from `column` of their matrix on.
+  struct Piece {
+    kernels::MatrixView view;
+    std::int64_t column;
+  };
   struct Matrix {
-    const kernels::PackedMatrix* packed;
-    std::vector<float> bias;  // [columns]; empty: none
+    std::vector<Piece> pieces;  // of consecutive outputs
+    std::vector<float> bias;    // [columns]; empty: none
+
+    std::int64_t columns() const { return pieces.back().column + pieces.back().view.columns; }
+    std::int64_t panels() const;
   };
   // The matrices of all heads are one, each beginning with a panel.
   struct HeadMatrices {
@@ -135,7 +143,8 @@ class CpuBackend final : public Backend {
   };
   struct Experts {
     struct Expert {
-      Matrix gate_up;
+      const kernels::PackedMatrix* gate_up;
+      std::vector<float> bias;            // as that of a matrix
       const kernels::PackedMatrix* down;  // of the rank's splits
       std::vector<float> down_bias;       // [hidden]; empty: none
     };
@@ -242,6 +251,9 @@ class CpuBackend final : public Backend {
   // Adds what all ranks have exchanged to rows [begin, end) of `out`, or puts it there.
   void AddParts(const SumTree& tree, absl::Span<const float* const> parts, std::int64_t begin,
                 std::int64_t end, bool accumulate, Buffer& out);
+  // out = x * panels [begin, end) of the piece, plus their bias, in the columns that they have.
+  void MultiplyPiece(const Matrix& weights, const Piece& piece, std::int64_t begin,
+                     std::int64_t end, const Buffer& x, Buffer& out);
   // Adds bias[column, ...) to `count` columns of each row of the step.
   void AddBias(const std::vector<float>& bias, Buffer& out, std::int64_t column,
                std::int64_t count);

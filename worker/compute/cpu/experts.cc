@@ -18,8 +18,7 @@ using kernels::PackedMatrix;
 
 // One panel of the matrix, of the inputs of one split only.
 MatrixView SplitOf(const MatrixView& matrix, const SplitPlace& split, int panel) {
-  MatrixView view = matrix;
-  view.records = matrix.record(panel, split.at / kBlockK);
+  MatrixView view = matrix.From(panel, split.at / kBlockK);
   view.columns = std::min(matrix.columns - panel * kPanelColumns, kPanelColumns);
   view.k = split.width;
   view.split_count = 1;
@@ -61,9 +60,8 @@ absl::StatusOr<ExpertsHandle> CpuBackend::AddExperts(const ExpertsSource& source
     if (!gate_up.ok()) return gate_up.status();
     const auto packed = PackSplits(each.down, places, own);
     if (!packed.ok()) return packed.status();
-    experts.experts.push_back({.gate_up = {.packed = *gate_up, .bias = each.bias},
-                               .down = *packed,
-                               .down_bias = each.down.bias});
+    experts.experts.push_back(
+        {.gate_up = *gate_up, .bias = each.bias, .down = *packed, .down_bias = each.down.bias});
   }
   ReserveRouting(experts, hidden);
   experts_.push_back(std::move(experts));
@@ -180,7 +178,7 @@ void CpuBackend::GatherRows(const Experts& experts, const Buffer& x) {
   Routing& to = routing_;
   bool quantized = false, plain = false;
   for (const int32_t expert : to.used) {
-    (Quantizes(experts.experts[expert].gate_up.packed->view()) ? quantized : plain) = true;
+    (Quantizes(experts.experts[expert].gate_up->view()) ? quantized : plain) = true;
   }
   const auto all = static_cast<int32_t>(hidden);
   const kernels::QuantizeArgs quantize{
@@ -214,11 +212,11 @@ void CpuBackend::GateUpExperts(BufferHandle in, ExpertsHandle handle, const FfnO
   Buffer& out = At(to);
   GatherRows(experts, x);
   const int64_t hidden = x.width, out_width = out.width / experts.spec.chosen;
-  const int64_t width = experts.experts.front().gate_up.packed->columns() / (ffn.gated ? 2 : 1);
+  const int64_t width = experts.experts.front().gate_up->columns() / (ffn.gated ? 2 : 1);
   const int64_t panels = Panels(width), chunks = (panels + kFusedPanels - 1) / kFusedPanels;
   const auto run = [&](int32_t expert, int64_t panel) {
-    const Matrix& weights = experts.experts[expert].gate_up;
-    const MatrixView matrix = weights.packed->view();
+    const Experts::Expert& weights = experts.experts[expert];
+    const MatrixView matrix = weights.gate_up->view();
     const int64_t first = routing_.begins[expert], last = std::min(panel + kFusedPanels, panels);
     const int64_t column = panel * kPanelColumns;
     const int64_t count = std::min(last * kPanelColumns, width) - column;

@@ -44,9 +44,8 @@ absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
 kernels::KvView KvCache::Layer(int layer) const {
   kernels::KvView view;
   view.format = shape_.format;
-  view.dim = shape_.head_dim;
-  view.value_prefix = shape_.value_prefix;
-  view.head_stride = kernels::KvRecordBytes(shape_.format, shape_.head_dim, shape_.value_prefix);
+  view.dims = shape_.dims;
+  view.head_stride = kernels::KvRecordBytes(shape_.format, shape_.dims);
   view.block_stride = shape_.bytes_per_block();
   view.base = memory_.get() + int64_t{layer} * shape_.kv_heads * view.head_stride;
   return view;

@@ -25,9 +25,8 @@ absl::StatusOr<HeadMatricesHandle> CpuBackend::AddHeadMatrices(std::vector<Matri
   if (!matrix.ok()) return matrix.status();
   HeadMatrices made;
   for (int64_t head = 0; head < heads; ++head) {
-    MatrixView& view = made.views.emplace_back((*matrix)->view());
-    view.records = view.record(static_cast<int>(head * Panels(columns)), 0);
-    view.columns = columns;
+    made.views.push_back((*matrix)->view().From(static_cast<int>(head * Panels(columns)), 0));
+    made.views.back().columns = columns;
   }
   widest_ = std::max(widest_, heads * (*matrix)->k());
   most_splits_ = std::max(most_splits_, heads);

@@ -111,7 +111,11 @@ void CpuBackend::Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) {
 
 void CpuBackend::NormFor(BufferHandle in, const NormOp* norm, MatrixHandle next, BufferHandle out) {
   NoteMove();
-  const MatrixView matrix = matrices_[next.index()].packed->view();
+  // All pieces have the same activations: quantised for those that want it, and as they are.
+  const std::vector<Piece>& pieces = matrices_[next.index()].pieces;
+  const auto quantises = std::find_if(pieces.begin(), pieces.end(),
+                                      [&](const Piece& piece) { return Quantizes(piece.view); });
+  const MatrixView& matrix = (quantises == pieces.end() ? pieces.front() : *quantises).view;
   Buffer& x = At(in);
   Buffer& normed = At(out);
   const kernels::QuantizeArgs quantize = QuantizeFor({.matrix = matrix,
@@ -145,42 +149,46 @@ void CpuBackend::AddBias(const std::vector<float>& bias, Buffer& out, int64_t co
 
 void CpuBackend::Multiply(BufferHandle x, MatrixHandle handle, BufferHandle out) {
   const Matrix& weights = matrices_[handle.index()];
-  const MatrixView matrix = weights.packed->view();
-  const Product product{.matrix = matrix,
-                        .x = At(x).data.data(),
-                        .x_stride = At(x).width,
-                        .out = At(out).data.data(),
-                        .out_stride = At(out).width,
-                        .rows = rows()};
-  pool_.ParallelFor(matrix.panels(), [&](int64_t begin, int64_t end) {
-    MatMul(product, begin, end);
-    const int64_t column = begin * kPanelColumns;
-    AddBias(weights.bias, At(out), column,
-            std::min<int64_t>(end * kPanelColumns, matrix.columns) - column);
+  pool_.ParallelFor(weights.panels(), [&](int64_t begin, int64_t end) {
+    for (const Piece& piece : weights.pieces) {
+      const int64_t panels = piece.view.panels(), last = std::min(end, panels);
+      if (begin < last) MultiplyPiece(weights, piece, begin, last, At(x), At(out));
+      begin = std::max<int64_t>(begin - panels, 0);
+      end -= panels;
+      if (end <= 0) break;
+    }
   });
+}
+
+void CpuBackend::MultiplyPiece(const Matrix& weights, const Piece& piece, int64_t begin,
+                               int64_t end, const Buffer& x, Buffer& out) {
+  MatMul({.matrix = piece.view,
+          .x = x.data.data(),
+          .x_stride = x.width,
+          .out = out.data.data() + piece.column,
+          .out_stride = out.width,
+          .rows = rows()},
+         begin, end);
+  const int64_t column = begin * kPanelColumns;
+  AddBias(weights.bias, out, piece.column + column,
+          std::min<int64_t>(end * kPanelColumns, piece.view.columns) - column);
 }
 
 void CpuBackend::GateUp(BufferHandle x, MatrixHandle handle, const FfnOp& ffn, BufferHandle out) {
   const Matrix& weights = matrices_[handle.index()];
-  const MatrixView matrix = weights.packed->view();
-  const int64_t width = ffn.gated ? matrix.columns / 2 : matrix.columns, panels = Panels(width);
+  const int64_t width = weights.columns() / (ffn.gated ? 2 : 1), panels = Panels(width);
+  // Gate and up have one format, or each its own.
+  const Piece &gates = weights.pieces.front(), &ups = weights.pieces.back();
+  const int64_t first_up = weights.pieces.size() == 1 ? panels : 0;
   Buffer& gate_up = At(out);
-  const Product product{.matrix = matrix,
-                        .x = At(x).data.data(),
-                        .x_stride = At(x).width,
-                        .out = gate_up.data.data(),
-                        .out_stride = gate_up.width,
-                        .rows = rows()};
   pool_.ParallelFor(panels, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; p += kFusedPanels) {
       const int64_t last = std::min(p + kFusedPanels, end);
       const int64_t column = p * kPanelColumns;
       const int64_t count = std::min(last * kPanelColumns, width) - column;
-      MatMul(product, p, last);
-      AddBias(weights.bias, gate_up, column, count);
+      MultiplyPiece(weights, gates, p, last, At(x), gate_up);
       if (ffn.gated) {
-        MatMul(product, panels + p, panels + last);
-        AddBias(weights.bias, gate_up, width + column, count);
+        MultiplyPiece(weights, ups, first_up + p, first_up + last, At(x), gate_up);
       }
       float* const gate = gate_up.data.data() + column;
       const kernels::ActivateArgs args{.activation = ffn.activation,
@@ -297,7 +305,7 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
   if (begin >= end) return;
 
   NormHeads(attention, qkv, begin, end);
-  const int dim = attention.head_dim;
+  const int dim = attention.dims.key;
   const int64_t query_width = int64_t{attention.projected_heads} * dim;
   const int64_t key_width = int64_t{attention.projected_kv_heads} * dim;
   const int64_t first_key = query_width + int64_t{attention.first_kv_head} * dim;
@@ -323,7 +331,7 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
         .first_position = sequence.first_position,
         .heads = attention.kv_heads,
         .k = token + first_key,
-        .v = attention.value_prefix > 0 ? nullptr : token + query_width + key_width,
+        .v = attention.dims.prefix ? nullptr : token + query_width + key_width,
         .token_stride = qkv.width};
     write.cache.block_table = inputs_.table(index, attention.group);
     ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
@@ -333,16 +341,16 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
 }
 
 void CpuBackend::NormHeads(const AttentionOp& attention, Buffer& qkv, int64_t begin, int64_t end) {
-  const int dim = attention.head_dim;
+  const int dim = attention.dims.key, size = attention.head_dim;
   const auto norm = [&](float* heads, int count, const NormOp& op) {
     switch (attention.head_norms) {
       case model::HeadNorms::kNone:
         return;
       case model::HeadNorms::kShared:
-        return NormRows(op, heads, dim, dim, heads, dim, 0, count);
+        return NormRows(op, heads, dim, size, heads, dim, 0, count);
       case model::HeadNorms::kOwn:
         for (int head = 0; head < count; ++head) {
-          NormOwnHead(op, head, dim, heads + int64_t{head} * dim);
+          NormOwnHead(op, head, size, heads + int64_t{head} * dim);
         }
         return;
       case model::HeadNorms::kAllHeads:
@@ -380,8 +388,8 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
   Buffer& attended = At(out);
   const kernels::KvView cache = cache_.Layer(attention.layer);
   const int kv_heads = attention.kv_heads, group = attention.heads / attention.kv_heads;
-  const int dim = attention.head_dim, value_dim = cache.value_dim();
-  const int most = attention.value_prefix > 0 ? kLatentHeads : group;
+  const int dim = attention.dims.key, out_dim = attention.result_dim;
+  const int most = attention.dims.prefix ? kLatentHeads : group;
   const int cuts = (group + most - 1) / most;  // of the query heads of a KV head
   const float* const slopes = At(attention.slopes);
   const float* const sinks = At(attention.sinks);
@@ -395,8 +403,8 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
     // Heads whose results lie side by side are one call.
     for (int head = first; head < last;) {
       int heads = 1;
-      while (head + heads < last && attention.head_places[head + heads] ==
-                                        attention.head_places[head] + heads * value_dim) {
+      while (head + heads < last &&
+             attention.head_places[head + heads] == attention.head_places[head] + heads * out_dim) {
         ++heads;
       }
       const int64_t query = int64_t{attention.first_head + head} * dim;
@@ -411,6 +419,7 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
                                   .softcap = attention.softcap,
                                   .slopes = slopes == nullptr ? nullptr : slopes + head,
                                   .sinks = sinks == nullptr ? nullptr : sinks + head,
+                                  .out_dim = out_dim,
                                   .out = attended.data.data() +
                                          sequence.row_begin * attended.width +
                                          attention.head_places[head],

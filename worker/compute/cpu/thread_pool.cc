@@ -58,8 +58,9 @@ void ThreadPool::WaitWhile(const std::atomic<uint32_t>& word, uint32_t old) cons
 void ThreadPool::WorkerLoop(int thread) {
   for (uint32_t seen = 0;;) {
     WaitWhile(generation_, seen);
-    if (exit_.load()) return;
+    // The order matters: whoever sees the generation of the end sees the end, too.
     seen = generation_.load();
+    if (exit_.load()) return;
     RunPieces(thread, seen);
   }
 }

@@ -36,7 +36,15 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
     columns += part.count();
     if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
   }
-  auto created = PackedMatrix::Create(encoding, columns, k, split_ends);
+  // What no segment has is zero, in whatever window.
+  std::vector<int32_t> windows(k / kernels::kBlockK);
+  for (const Segment& segment : segments) {
+    for (int64_t at = 0; at < segment.count; at += kernels::kBlockK) {
+      windows[(segment.at + at) / kernels::kBlockK] =
+          static_cast<int32_t>((segment.first + at) / kPanelWindow);
+    }
+  }
+  auto created = PackedMatrix::Create(encoding, columns, k, split_ends, windows);
   if (!created.ok()) return created.status();
   PackedMatrix& matrix = matrices_.emplace_back(*std::move(created));
   bytes_ += matrix.bytes();

@@ -44,8 +44,9 @@ AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::
                  .projected_kv_heads = static_cast<int>(all ? spec.kv_heads : kv_heads.size()),
                  .first_head = static_cast<int>(all ? heads.begin : 0),
                  .first_kv_head = static_cast<int>(all ? kv_heads.begin : 0),
+                 .dims = KvDimsOf(spec),
                  .head_dim = static_cast<int>(spec.head_dim),
-                 .value_prefix = 0,
+                 .result_dim = static_cast<int>(spec.value_dim),
                  .rope_at = 0,
                  .scale = spec.scale,
                  .window = static_cast<int>(spec.window),
@@ -61,7 +62,7 @@ AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::
   const std::uint32_t heads_per_split = spec.heads / spec.splits();
   for (std::uint32_t head = heads.begin; head < heads.end; ++head) {
     const SplitPlace& split = splits[head / heads_per_split];
-    const std::uint32_t in_split = head % heads_per_split * spec.head_dim;
+    const std::uint32_t in_split = head % heads_per_split * spec.value_dim;
     op.head_places.push_back(split.own_at() + static_cast<std::int32_t>(in_split) -
                              splits[shard.attention.begin].at);
   }
@@ -79,13 +80,13 @@ AttentionPart::Buffers AttentionPart::AddBuffers(const WeightSource& weights, Bu
   const IndexRange own = weights.shard().attention;
   const SplitPlace &first = splits[own.begin], &last = splits[own.end - 1];
   Backend& backend = weights.backend();
-  Buffers buffers{
-      .normed = normed,
-      .projected = projected,
-      .qkv = backend.AddBuffer(
-          std::int64_t{op.projected_heads + op.projected_kv_heads + op.kv_heads} * op.head_dim),
-      .attended = backend.AddBuffer(last.at + last.width - first.at),
-      .ropes = {}};
+  Buffers buffers{.normed = normed,
+                  .projected = projected,
+                  .qkv = backend.AddBuffer(
+                      std::int64_t{op.projected_heads + op.projected_kv_heads} * op.dims.key +
+                      std::int64_t{op.kv_heads} * op.dims.value),
+                  .attended = backend.AddBuffer(last.at + last.width - first.at),
+                  .ropes = {}};
   for (const model::RopeSpec& rope : weights.spec().ropes) {
     buffers.ropes.push_back(backend.AddRope(rope));
   }
@@ -122,9 +123,7 @@ absl::StatusOr<AttentionPart> AttentionPart::Create(const WeightSource& weights,
     if (!sinks.ok()) return sinks.status();
     part.op_.sinks = *sinks;
   }
-  const auto qkv = weights.AddMatrix(
-      {TensorRole::kQuery, TensorRole::kKey, TensorRole::kValue},
-      {TensorRole::kQueryBias, TensorRole::kKeyBias, TensorRole::kValueBias}, layer);
+  const auto qkv = weights.AddQkv(layer);
   if (!qkv.ok()) return qkv.status();
   part.qkv_ = *qkv;
   const auto projection = weights.AddProjection(

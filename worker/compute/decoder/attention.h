@@ -42,7 +42,7 @@ class AttentionPart {
   AttentionOp op_;
   std::optional<NormOp> norm_;
   MatrixHandle qkv_;     // hidden -> q, k, v
-  ResidualPart output_;  // heads * head_dim -> hidden; splits: those of attention
+  ResidualPart output_;  // heads * value_dim -> hidden; splits: those of attention
 };
 
 }  // namespace flotilla::worker

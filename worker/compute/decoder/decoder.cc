@@ -18,6 +18,7 @@ absl::Status Decoder::Check(const model::ModelSpec& spec) {
     const model::AttentionSpec& attention = layer.attention;
     bool alike = attention.heads == first.attention.heads &&
                  attention.head_dim == first.attention.head_dim &&
+                 attention.value_dim == first.attention.value_dim &&
                  attention.kv_heads == first.attention.kv_heads &&
                  attention.latent == first.attention.latent;
     for (const model::FfnKind kind : model::kFfnKinds) {
@@ -32,6 +33,11 @@ absl::Status Decoder::Check(const model::ModelSpec& spec) {
         (attention.head_norms != model::HeadNorms::kNone || attention.alibi || attention.sinks ||
          !layer.norms_before || attention.kv_heads != 1)) {
       part = "a latent beside other parts of attention";
+    }
+    const auto dims = KvDimsOf(attention);
+    if (attention.head_norms == model::HeadNorms::kAllHeads &&
+        (static_cast<std::uint32_t>(dims.key) != attention.head_dim)) {
+      part = "one norm of heads whose size is no multiple of 16";
     }
     if (!alike) part = "layers of different sizes";
   }

@@ -33,6 +33,9 @@ IndexRange WeightSource::Own(model::Extent extent) const {
   const auto of_heads = [&](IndexRange heads) {
     return IndexRange{heads.begin * attention.head_dim, heads.end * attention.head_dim};
   };
+  const auto results_of = [&](IndexRange heads) {
+    return IndexRange{heads.begin * attention.value_dim, heads.end * attention.value_dim};
+  };
   switch (extent) {
     case model::Extent::kHeads:
       return OwnHeads(spec_, shard());
@@ -42,10 +45,10 @@ IndexRange WeightSource::Own(model::Extent extent) const {
       return of_heads(OwnHeads(spec_, shard()));
     case model::Extent::kKeys:
       return of_heads(OwnKvHeads(spec_, shard()));
-    case model::Extent::kValues: {
-      const IndexRange heads = OwnHeads(spec_, shard());
-      return {heads.begin * attention.value_dim(), heads.end * attention.value_dim()};
-    }
+    case model::Extent::kValues:
+      return results_of(OwnKvHeads(spec_, shard()));
+    case model::Extent::kResults:
+      return results_of(OwnHeads(spec_, shard()));
     case model::Extent::kFfn:
       return shard().ffn;
     case model::Extent::kExpertFfn:
@@ -160,6 +163,37 @@ absl::StatusOr<MatrixHandle> WeightSource::AddMatrix(absl::Span<const TensorRole
   std::vector<float> bias;
   absl::Status status = ReadParts(roles, biases, layer, 0, outputs_of, parts, bias);
   if (!status.ok()) return status;
+  return backend_.AddMatrix(std::move(parts), std::move(bias));
+}
+
+absl::StatusOr<MatrixHandle> WeightSource::AddQkv(std::uint32_t layer) const {
+  const model::AttentionSpec& spec = spec_.attention();
+  std::vector<MatrixPart> roles, parts;
+  std::vector<float> biases, bias;
+  absl::Status status =
+      ReadParts({TensorRole::kQuery, TensorRole::kKey, TensorRole::kValue},
+                {TensorRole::kQueryBias, TensorRole::kKeyBias, TensorRole::kValueBias}, layer, 0, 1,
+                roles, biases);
+  if (!status.ok()) return status;
+  const auto dims = KvDimsOf(spec);
+  const auto key = static_cast<std::uint32_t>(dims.key),
+             value = static_cast<std::uint32_t>(dims.value);
+  if (key == spec.head_dim && value == spec.value_dim) {
+    return backend_.AddMatrix(std::move(roles), std::move(biases));
+  }
+  auto of_head = biases.begin();
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const std::uint32_t dim = i < 2 ? spec.head_dim : spec.value_dim;
+    for (std::uint32_t row = roles[i].rows.begin; row < roles[i].rows.end; row += dim) {
+      MatrixPart& head = parts.emplace_back(roles[i]);
+      head.rows = {row, row + dim};
+      head.outputs = i < 2 ? key : value;
+      if (biases.empty()) continue;
+      bias.insert(bias.end(), of_head, of_head + dim);
+      bias.resize(bias.size() + head.outputs - dim);
+      of_head += dim;
+    }
+  }
   return backend_.AddMatrix(std::move(parts), std::move(bias));
 }
 

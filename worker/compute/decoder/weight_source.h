@@ -53,6 +53,9 @@ class WeightSource {
   absl::StatusOr<MatrixHandle> AddMatrix(absl::Span<const model::TensorRole> roles,
                                          absl::Span<const model::TensorRole> biases,
                                          std::uint32_t layer, std::uint32_t outputs_of = 1) const;
+  // The q, k and v of this rank's heads, without a latent. Each head is filled up with zeros to
+  // what KvDimsOf says.
+  absl::StatusOr<MatrixHandle> AddQkv(std::uint32_t layer) const;
   // With a latent: the queries of this rank's heads, as wide as LatentWidths says.
   absl::StatusOr<MatrixHandle> AddQueries(std::uint32_t layer) const;
   // The matrices of this rank's heads.

@@ -8,7 +8,7 @@
 namespace flotilla::worker {
 namespace {
 
-constexpr KvShape kShape{kernels::KvFormat::kF32, 3, 2, 32};
+constexpr KvShape kShape{kernels::KvFormat::kF32, 3, 2, kernels::KvDims::Equal(32)};
 
 void ExpectWholeBlocks(const KvShape& shape, int64_t record) {
   auto cache = KvCache::Create(shape, 4);
@@ -37,8 +37,7 @@ TEST(KvCacheTest, RecordsOfABlockDoNotOverlapAndFillIt) {
 TEST(KvCacheTest, APrefixOfKHasNoMemoryOfItsOwn) {
   KvShape shape = kShape;
   shape.format = kernels::KvFormat::kBf16;
-  shape.head_dim = 576;
-  shape.value_prefix = 512;
+  shape.dims = {.key = 576, .value = 512, .prefix = true};
   ExpectWholeBlocks(shape, 576 * 16 * 2);
 }
 

@@ -57,6 +57,23 @@ TEST(ThreadPoolTest, PhasesSeeEachOthersWrites) {
   }
 }
 
+// A pool may end while a thread still begins the last phase. The thread must see the end then.
+// Many pools at a time suspend some threads just there.
+TEST(ThreadPoolTest, EndsWhileThreadsAreLate) {
+  std::vector<std::thread> owners;
+  for (int owner = 0; owner < 8; ++owner) {
+    owners.emplace_back([] {
+      for (int round = 0; round < 5000; ++round) {
+        ThreadPool pool(2 + round % 3);
+        std::atomic<int> done{0};
+        pool.ParallelItems(2, [&](int64_t) { ++done; });
+        ASSERT_EQ(done, 2);
+      }
+    });
+  }
+  for (std::thread& owner : owners) owner.join();
+}
+
 TEST(ThreadPoolTest, IdlePoolUsesNoCpu) {
   ThreadPool pool(AvailableCpus());
   pool.ParallelItems(64, [](int64_t) {});
