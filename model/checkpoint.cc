@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "common/types/text.h"
 #include "model/gguf/gguf_checkpoint.h"
 #include "model/gguf/gguf_parts.h"
 #include "model/huggingface/hf_checkpoint.h"
@@ -16,6 +17,11 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::stri
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(
     std::span<const std::byte> bytes) {
   return ParseGguf({&bytes, 1});
+}
+
+absl::Status InFile(std::string_view path, const absl::Status& status) {
+  if (status.ok() || path.empty()) return status;
+  return absl::Status(status.code(), Cat(path, ": ", status.message()));
 }
 
 std::string_view ModelNameOf(std::string_view file) { return GgufModelName(file); }

@@ -49,6 +49,8 @@ class Checkpoint {
 
   // The container and its version, e.g. "GGUF v3".
   virtual std::string format() const = 0;
+  // The path of the file or folder, for errors; empty if it has none.
+  virtual std::string_view path() const = 0;
   virtual const Configuration& configuration() const = 0;
   virtual Naming naming() const { return Naming::kLlamaCpp; }
 
@@ -82,6 +84,9 @@ class Checkpoint {
 // the Hugging Face folder there. NOT_FOUND or another errno code if one cannot be opened;
 // INVALID_ARGUMENT, which says what and where, if it is not valid.
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::string& path);
+
+// The status, whose message names the file or folder at `path` first.
+absl::Status InFile(std::string_view path, const absl::Status& status);
 
 // What a model is called whose file or folder has this name: without ".gguf", and without the
 // number of a part ("-00001-of-00005"). A view into `file`.

@@ -34,15 +34,7 @@ absl::Status ReadVocab(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec
   return in.status();
 }
 
-}  // namespace
-
-std::vector<std::string_view> KnownArchitectures() {
-  std::vector<std::string_view> names;
-  for (const Architecture* architecture : Architectures()) names.push_back(architecture->name);
-  return names;
-}
-
-absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint, uint32_t served_context) {
+absl::StatusOr<ModelSpec> Load(const Checkpoint& checkpoint, uint32_t served_context) {
   const Configuration& configuration = checkpoint.configuration();
   const auto name = configuration.architecture();
   if (!name.ok()) return name.status();
@@ -69,6 +61,20 @@ absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint, uint32_t served
   if (status.ok()) status = CheckTensors(checkpoint, spec);
   if (!status.ok()) return status;
   DealKvGroups(spec);
+  return spec;
+}
+
+}  // namespace
+
+std::vector<std::string_view> KnownArchitectures() {
+  std::vector<std::string_view> names;
+  for (const Architecture* architecture : Architectures()) names.push_back(architecture->name);
+  return names;
+}
+
+absl::StatusOr<ModelSpec> LoadSpec(const Checkpoint& checkpoint, uint32_t served_context) {
+  auto spec = Load(checkpoint, served_context);
+  if (!spec.ok()) return InFile(checkpoint.path(), spec.status());
   return spec;
 }
 

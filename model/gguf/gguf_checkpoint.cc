@@ -233,14 +233,18 @@ class TokenizerReader {
 
 class GgufCheckpoint final : public Checkpoint {
  public:
-  explicit GgufCheckpoint(GgufParts parts)
-      : parts_(std::move(parts)), first_(parts_.first()), configuration_(first_) {}
+  GgufCheckpoint(GgufParts parts, std::string path)
+      : path_(std::move(path)),
+        parts_(std::move(parts)),
+        first_(parts_.first()),
+        configuration_(first_) {}
 
   std::string format() const override {
     const size_t parts = parts_.files().size();
     return parts == 1 ? Cat("GGUF v", first_.version())
                       : Cat("GGUF v", first_.version(), " in ", parts, " parts");
   }
+  std::string_view path() const override { return path_; }
   const Configuration& configuration() const override { return configuration_; }
   std::span<const Tensor> tensors() const override { return parts_.tensors(); }
   const Tensor* FindTensor(std::string_view name) const override { return parts_.FindTensor(name); }
@@ -252,7 +256,9 @@ class GgufCheckpoint final : public Checkpoint {
     return CountWithoutPadding(*tokens, *kinds);
   }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
-    return TokenizerReader(first_).Read();
+    auto bundle = TokenizerReader(first_).Read();
+    if (!bundle.ok()) return InFile(path_, bundle.status());
+    return bundle;
   }
   void ReleasePages() const override {
     for (const GgufFile& file : parts_.files()) file.ReleasePages();
@@ -277,20 +283,22 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
  private:
+  const std::string path_;
   const GgufParts parts_;
   const GgufFile& first_;
   const GgufConfiguration configuration_;
 };
 
-absl::StatusOr<std::shared_ptr<const Checkpoint>> Wrap(absl::StatusOr<GgufParts> parts) {
+absl::StatusOr<std::shared_ptr<const Checkpoint>> Wrap(absl::StatusOr<GgufParts> parts,
+                                                       const std::string& path) {
   if (!parts.ok()) return parts.status();
-  return std::make_shared<const GgufCheckpoint>(*std::move(parts));
+  return std::make_shared<const GgufCheckpoint>(*std::move(parts), path);
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenGguf(const std::string& path) {
-  return Wrap(GgufParts::Open(path));
+  return Wrap(GgufParts::Open(path), path);
 }
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(
@@ -303,7 +311,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseGguf(
     files.push_back(*std::move(file));
     names.push_back(Cat("part ", files.size()));
   }
-  return Wrap(GgufParts::Join(std::move(files), names));
+  return Wrap(GgufParts::Join(std::move(files), names), "");
 }
 
 }  // namespace flotilla::model

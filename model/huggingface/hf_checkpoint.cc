@@ -107,8 +107,8 @@ class Folder {
 class HfCheckpoint final : public Checkpoint {
  public:
   // `text` is that of config.json.
-  HfCheckpoint(Json config, std::string title, std::string_view text)
-      : configuration_(std::move(config), std::move(title)) {
+  HfCheckpoint(std::string path, Json config, std::string title, std::string_view text)
+      : path_(std::move(path)), configuration_(std::move(config), std::move(title)) {
     Hash(text);
   }
 
@@ -122,6 +122,7 @@ class HfCheckpoint final : public Checkpoint {
     return Cat("Hugging Face folder with ", files_.size(), " safetensors file",
                files_.size() == 1 ? "" : "s");
   }
+  std::string_view path() const override { return path_; }
   const Configuration& configuration() const override { return configuration_; }
   Naming naming() const override { return Naming::kHuggingFace; }
   std::span<const Tensor> tensors() const override { return tensors_; }
@@ -132,7 +133,7 @@ class HfCheckpoint final : public Checkpoint {
   }
   uint64_t token_count() const override { return tokens_; }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
-    if (!tokenizer_status_.ok()) return tokenizer_status_;
+    if (!tokenizer_status_.ok()) return InFile(path_, tokenizer_status_);
     return tokenizer_;
   }
   void ReleasePages() const override {
@@ -160,11 +161,11 @@ class HfCheckpoint final : public Checkpoint {
   void Hash(std::string_view text) { hashes_.push_back(XXH3_64bits(text.data(), text.size())); }
 
   absl::StatusOr<Json> ReadJson(const Folder& folder, std::string_view name,
-                                const JsonBounds& bounds) {
+                                const JsonBounds& bounds, MergeList* merges = nullptr) {
     const auto text = folder.Read(name, bounds.bytes);
     if (!text.ok()) return text.status();
     Hash(*text);
-    return ParseJsonObject(*text, folder.PathOf(name), bounds);
+    return ParseJsonObject(*text, folder.PathOf(name), bounds, merges);
   }
 
   // `index` is the object that says in which file a tensor is; null: there is none.
@@ -226,24 +227,31 @@ class HfCheckpoint final : public Checkpoint {
   absl::Status LoadTensors(const Folder& folder) {
     constexpr char kOne[] = "model.safetensors", kIndex[] = "model.safetensors.index.json";
     if (!folder.Has(kIndex)) return AddFile(folder, kOne, nullptr);
-    const auto index = ReadJson(folder, kIndex, kIndexBounds);
+    auto index = ReadJson(folder, kIndex, kIndexBounds);
     if (!index.ok()) return index.status();
-    const auto map = index->find("weight_map");
-    if (map == index->end() || !map->is_object()) {
-      return InvalidArgument(folder.PathOf(kIndex), " has no weight_map");
+    const absl::Status status = LoadIndexed(folder, kIndex, *index);
+    FreeJson(*index);
+    return status;
+  }
+
+  // `index` is the content of the file `name`.
+  absl::Status LoadIndexed(const Folder& folder, std::string_view name, const Json& index) {
+    const auto map = index.find("weight_map");
+    if (map == index.end() || !map->is_object()) {
+      return InvalidArgument(folder.PathOf(name), " has no weight_map");
     }
     std::set<std::string> names;
     for (const auto& [tensor, file] : map->items()) {
       if (!file.is_string()) {
-        return InvalidArgument(folder.PathOf(kIndex), ": weight_map has a file that is no string");
+        return InvalidArgument(folder.PathOf(name), ": weight_map has a file that is no string");
       }
       names.insert(file.get<std::string>());
       if (names.size() > kMaxFiles) {
-        return InvalidArgument(folder.PathOf(kIndex), " names more than ", kMaxFiles, " files");
+        return InvalidArgument(folder.PathOf(name), " names more than ", kMaxFiles, " files");
       }
     }
-    for (const std::string& name : names) {
-      if (absl::Status status = AddFile(folder, name, &*map); !status.ok()) return status;
+    for (const std::string& file : names) {
+      if (absl::Status status = AddFile(folder, file, &*map); !status.ok()) return status;
     }
     for (const auto& [tensor, file] : map->items()) {
       if (names_.contains(tensor)) continue;
@@ -282,7 +290,7 @@ class HfCheckpoint final : public Checkpoint {
     constexpr std::string_view kTemplate = ".jinja";
     HfTokenizerFiles files;
     if (folder.Has(kTokenizer)) {
-      auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds);
+      auto tokenizer = ReadJson(folder, kTokenizer, kTokenizerBounds, &files.merges);
       if (!tokenizer.ok()) return tokenizer.status();
       files.tokenizer = *std::move(tokenizer);
     } else if (folder.Has(kModel)) {
@@ -291,7 +299,7 @@ class HfCheckpoint final : public Checkpoint {
       Hash(*model);
       files.sentencepiece = *std::move(model);
     } else {
-      tokenizer_status_ = InvalidArgument(folder.PathOf(kTokenizer), " is missing");
+      tokenizer_status_ = InvalidArgument(kTokenizer, " is missing");
       return absl::OkStatus();
     }
     files.rows = configuration_.Uint("vocab_size").value_or(0);
@@ -332,7 +340,7 @@ class HfCheckpoint final : public Checkpoint {
           AddEnds(Member(*generation, "eos_token_id"), "generation_config.json", files.end_ids);
       if (!status.ok()) return status;
     }
-    auto bundle = ReadHfTokenizer(files);
+    auto bundle = ReadHfTokenizer(std::move(files));
     tokenizer_status_ = bundle.status();
     if (!bundle.ok()) return absl::OkStatus();
     tokenizer_ = *std::move(bundle);
@@ -340,6 +348,7 @@ class HfCheckpoint final : public Checkpoint {
     return absl::OkStatus();
   }
 
+  const std::string path_;
   const HfConfiguration configuration_;
   std::vector<SafetensorsFile> files_;
   std::vector<Tensor> tensors_;
@@ -365,7 +374,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenHuggingFace(const std::str
   const auto last = normal.has_filename() ? normal : normal.parent_path();
   std::string title = last.filename().string();
   const auto checkpoint =
-      std::make_shared<HfCheckpoint>(*std::move(config), std::move(title), *text);
+      std::make_shared<HfCheckpoint>(path, *std::move(config), std::move(title), *text);
   if (absl::Status status = checkpoint->Load(folder); !status.ok()) return status;
   return checkpoint;
 }

@@ -164,8 +164,9 @@ std::string PatternOf(const Json& part) {
 // Reads the files. The first failure sticks.
 class Reader {
  public:
-  explicit Reader(const HfTokenizerFiles& files)
-      : files_(files), model_(At(files.tokenizer, "model")) {}
+  explicit Reader(HfTokenizerFiles files)
+      : files_(std::move(files)), model_(At(files_.tokenizer, "model")) {}
+  ~Reader() { FreeJson(files_.tokenizer); }
 
   absl::StatusOr<TokenizerBundle> Read() && {
     if (files_.tokenizer.is_null() && files_.sentencepiece.has_value()) {
@@ -416,17 +417,11 @@ class Reader {
   void ReadMerges() {
     const Json& merges = At(model_, "merges");
     if (!merges.is_array()) return Fail(InvalidArgument("tokenizer.json: model.merges is no list"));
-    for (const Json& merge : merges) {
-      if (merge.is_string()) {
-        bundle_.merges.push_back(merge.get<std::string>());
-      } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-                 merge[1].is_string()) {
-        bundle_.merges.push_back(Cat(Text(merge[0]), " ", Text(merge[1])));
-      } else {
-        return Fail(InvalidArgument("tokenizer.json: merge ", bundle_.merges.size(),
-                                    " is neither a string nor two"));
-      }
+    if (const auto wrong = files_.merges.wrong; wrong.has_value()) {
+      return Fail(
+          InvalidArgument("tokenizer.json: merge ", *wrong, " is neither a string nor two"));
     }
+    bundle_.merges = std::move(files_.merges.rules);
   }
 
   TokenId Find(std::string_view text) {
@@ -488,7 +483,7 @@ class Reader {
                        names, " none is called 'default'"));
   }
 
-  const HfTokenizerFiles& files_;
+  HfTokenizerFiles files_;
   const Json& model_;
   TokenizerBundle bundle_;
   std::string_view type_;  // of the model
@@ -499,8 +494,8 @@ class Reader {
 
 }  // namespace
 
-absl::StatusOr<TokenizerBundle> ReadHfTokenizer(const HfTokenizerFiles& files) {
-  return Reader(files).Read();
+absl::StatusOr<TokenizerBundle> ReadHfTokenizer(HfTokenizerFiles files) {
+  return Reader(std::move(files)).Read();
 }
 
 }  // namespace flotilla::model

@@ -15,7 +15,8 @@ namespace flotilla::model {
 // The files of a folder that say how text becomes tokens. Of the first two one is there; the others
 // may be missing.
 struct HfTokenizerFiles {
-  Json tokenizer;                            // tokenizer.json
+  Json tokenizer;                            // tokenizer.json, without its rules
+  MergeList merges;                          // these rules
   std::optional<std::string> sentencepiece;  // tokenizer.model, which counts without tokenizer.json
   Json tokenizer_config;                     // tokenizer_config.json; null: there is none
   std::optional<std::string> chat_template;  // chat_template.jinja, which goes before the one in
@@ -29,6 +30,6 @@ struct HfTokenizerFiles {
 
 // INVALID_ARGUMENT: the files contradict themselves. UNIMPLEMENTED names the part of
 // tokenizer.json, or the class of tokenizer_config.json, that is not known.
-absl::StatusOr<TokenizerBundle> ReadHfTokenizer(const HfTokenizerFiles& files);
+absl::StatusOr<TokenizerBundle> ReadHfTokenizer(HfTokenizerFiles files);
 
 }  // namespace flotilla::model

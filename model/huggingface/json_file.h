@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
@@ -26,9 +28,22 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path, size_t max_byt
 // keep several copies of them.
 bool HasEndlessNumber(std::string_view text);
 
-// Parses one JSON object, in which no key may appear twice. The object takes at most four times
-// the text and 64 MiB. INVALID_ARGUMENT names `what`, the problem and, where that helps, the byte.
+// The rules of "merges" in the object "model" of a tokenizer.json. As JSON values they would take
+// ten times their text.
+struct MergeList {
+  // As many as tokens; the largest published tokenizer has 580,604.
+  static constexpr size_t kMost = 1 << 20;
+  std::vector<std::string> rules;  // "left right"
+  std::optional<size_t> wrong;     // the first one that is neither a string nor two
+};
+
+// Frees what is in the value. The library's destructor would first list all elements.
+void FreeJson(Json& value);
+
+// Parses one JSON object, in which no key may appear twice. Object and text take at most four times
+// the text and 64 MiB. If `merges` is not null, rules go there, and the object has an empty list in
+// their place. INVALID_ARGUMENT names `what`, the problem and, where that helps, the byte.
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what,
-                                     const JsonBounds& bounds);
+                                     const JsonBounds& bounds, MergeList* merges = nullptr);
 
 }  // namespace flotilla::model

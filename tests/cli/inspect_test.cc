@@ -89,6 +89,15 @@ TEST(InspectTest, NamesUnusedChatTemplates) {
               HasSubstr("; chat template; unused chat templates: tool_use, rag\n"));
 }
 
+// 10 layers with a window fill 5 groups of 2, and the one without has a group that is short.
+TEST(InspectTest, CountsUnusedPlacesOfKvGroups) {
+  testing::GgufBuilder builder = testing::TinyGgufBuilder({.layers = 11});
+  builder.AddUint32("llama.attention.sliding_window", 64);
+  builder.AddInts("llama.attention.sliding_window_pattern", {1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1});
+  EXPECT_THAT(Printed(builder.Build()),
+              HasSubstr("KV in 6 groups of 2 layers (5 of a window of 64), 1 of 12 places unused"));
+}
+
 TEST(InspectTest, SaysWhyAModelCannotBeServed) {
   testing::GgufBuilder builder;
   builder.AddString("general.architecture", "b\x1b[2Jrt");

@@ -1,6 +1,7 @@
 #include "model/load_spec.h"
 
 #include <cmath>
+#include <fstream>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -8,6 +9,7 @@
 
 #include "model/content_hash.h"
 #include "model/stop_tokens.h"
+#include "tests/support/scratch_directory.h"
 #include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
 
@@ -70,6 +72,24 @@ TEST(LoadSpec, ReadsTheRealModel) {
   const TokenizerBundle tokenizer = *(*file)->ReadTokenizer();
   EXPECT_THAT(StopTokens(tokenizer), ElementsAre(0, 2));
   EXPECT_EQ(TokenizerHash(tokenizer), 0x94eb524f711ffcb7);  // as in earlier versions
+}
+
+// 128 columns each; half as many, down to 32, while there are fewer than 4 splits, and twice as
+// many while there are more than 256. The last split may be short.
+TEST(FfnSpec, HasSplitsOfItsWidth) {
+  struct Row {
+    uint32_t width, split, splits;
+  };
+  constexpr Row kRows[] = {{16, 32, 1},         {96, 32, 3},       {128, 32, 4},
+                           {224, 64, 4},        {288, 64, 5},      {384, 64, 6},
+                           {512, 128, 4},       {1536, 128, 12},   {32768, 128, 256},
+                           {32769, 256, 129},   {65536, 256, 256}, {65537, 512, 129},
+                           {1 << 20, 4096, 256}};
+  for (const auto& [width, split, splits] : kRows) {
+    const FfnSpec ffn{.width = width};
+    EXPECT_EQ(ffn.split(), split) << width;
+    EXPECT_EQ(ffn.splits(), splits) << width;
+  }
 }
 
 // Rows of the table without a token are listed as unused tokens, or not at all.
@@ -177,6 +197,32 @@ TEST(LoadSpec, RefusalsNameTheProblem) {
   narrow.head_dim = 264;
   EXPECT_THAT(LoadError(testing::TinyGguf(narrow)),
               HasSubstr("llama.attention.key_length = 264 is not in 2..256"));
+}
+
+// As those of folders do.
+TEST(LoadSpec, RefusalsNameTheFile) {
+  const testing::ScratchDirectory scratch;
+  const std::string path = scratch.path() + "/tiny.gguf";
+  const auto refusal = [&](const std::vector<std::byte>& bytes) {
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+    const auto file = OpenCheckpoint(path);
+    if (!file.ok()) return std::string(file.status().message());
+    const auto spec = LoadSpec(**file);
+    if (!spec.ok()) return std::string(spec.status().message());
+    return std::string((*file)->ReadTokenizer().status().message());
+  };
+  const auto tiny = testing::TinyGguf();
+  EXPECT_EQ(refusal(tiny), "");
+  EXPECT_EQ(refusal(Replaced(tiny, "attn_q.w", "attn_z.w")),
+            path + ": tensor blk.0.attn_q.weight is missing");
+  EXPECT_EQ(refusal(Replaced(tiny, "llama.block_count", "llama.block_sount")),
+            path + ": GGUF key 'llama.block_count' is missing");
+  EXPECT_THAT(refusal(Replaced(tiny, "llama", "mamba")),
+              ::testing::StartsWith(path + ": architecture 'mamba' is not supported"));
+  EXPECT_EQ(refusal(Replaced(tiny, "tokenizer.ggml.model", "tokenizer.ggml.xodel")),
+            path + ": GGUF key 'tokenizer.ggml.model' is missing");
 }
 
 TEST(ContentHash, SeesTheTokenizerAlone) {

@@ -23,6 +23,17 @@ class AllocationCount {
   const std::size_t start_;
 };
 
+// The most bytes that were allocated at once since the object was made, above those at its
+// beginning, with what malloc rounds up to; of all threads. Only one may live at a time.
+class PeakMemory {
+ public:
+  PeakMemory();
+  std::size_t bytes() const;
+
+ private:
+  const std::size_t start_;
+};
+
 // While the object lives, allocations of `least` bytes and more fail, in all threads. Only one
 // may live at a time.
 class FailLargeAllocations {

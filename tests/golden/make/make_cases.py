@@ -47,6 +47,7 @@ OWN = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "use_qk_norm": True}),
     "gpt2_heads_of_24": ("gpt2", {"n_head": 4}),
     "ernie4_5": ("llama", {"model_type": "ernie4_5", "use_bias": True}),
+    "gpt_bigcode_mha": ("gpt_bigcode_mqa", {"multi_query": False, "num_key_value_heads": 6}),
     "qwen2_padded": ("qwen2", {"vocab_size": VOCABULARY + 40}),
     "llama_dynamic": ("llama", {
         "max_position_embeddings": 32,

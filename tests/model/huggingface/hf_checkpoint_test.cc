@@ -13,6 +13,7 @@
 #include "model/ggml_type.h"
 #include "model/load_spec.h"
 #include "model/stop_tokens.h"
+#include "tests/support/allocations.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/test_model.h"
@@ -206,7 +207,7 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
 }
 
 TEST_F(HfCheckpointTest, FilesThatAreNoJsonOrTooMuchOfIt) {
-  testing::WriteFile(PathOf("config.json"), R"({"a": NaN})");
+  testing::WriteFile(PathOf("config.json"), R"({"a": nan})");
   EXPECT_THAT(Error(), HasSubstr("no valid JSON at byte"));
   testing::WriteFile(PathOf("config.json"), std::string(100'000, '['));
   EXPECT_THAT(Error(), HasSubstr("nested more than 16 deep"));
@@ -226,7 +227,7 @@ TEST_F(HfCheckpointTest, FilesOfManySmallValues) {
     return text + "0]}";
   };
   testing::WriteFile(PathOf("tokenizer.json"), many("[]"));
-  EXPECT_THAT(Error(), HasSubstr("tokenizer.json: its values take more than 91108904 bytes"));
+  EXPECT_THAT(Error(), HasSubstr("tokenizer.json: its values take more than 85108894 bytes"));
   testing::WriteFile(PathOf("tokenizer.json"), many(R"("")"));
   EXPECT_THAT(Error(), HasSubstr("tokenizer.json: its values take more than"));
   testing::WriteFile(PathOf("tokenizer.json"), many("1234567890123456789"));
@@ -235,6 +236,42 @@ TEST_F(HfCheckpointTest, FilesOfManySmallValues) {
   for (int i = 0; i < 1'200'000; ++i) absl::StrAppend(&index, "\"", i, R"(":"",)");
   testing::WriteFile(PathOf("model.safetensors.index.json"), index + R"("x":"a"}})");
   EXPECT_THAT(Error(), HasSubstr("index.json: its values take more than"));
+}
+
+// Python writes numbers that JSON does not have.
+TEST_F(HfCheckpointTest, NumbersThatAreNoneAreNamed) {
+  const std::string good = Read("config.json").dump();
+  const auto with = [&](const std::string& number) {
+    testing::WriteFile(PathOf("config.json"),
+                       absl::StrCat(R"({"first": 1, "a_theta":  )", number, ", ", good.substr(1)));
+    return Error();
+  };
+  EXPECT_EQ(with("1"), "");
+  for (const char* number : {"NaN", "Infinity", "-Infinity", "1e999", "-1e999"}) {
+    EXPECT_THAT(with(number),
+                HasSubstr(absl::StrCat("config.json: a_theta = ", number, " is no finite number")));
+    EXPECT_THAT(with(absl::StrCat("[1, ", number, "]")),
+                HasSubstr(absl::StrCat("config.json: a_theta = ", number, " is no finite number")));
+  }
+  EXPECT_THAT(with("Nan"), HasSubstr("config.json: no valid JSON at byte 26"));
+  EXPECT_THAT(with("-"), HasSubstr("no valid JSON at byte"));
+}
+
+// What is refused takes no more memory than what is served.
+TEST_F(HfCheckpointTest, RefusalsKeepTheBoundOfMemory) {
+  for (const std::string value : {"1", "[]", R"({"a":0})", R"("0123456789abcdef")", "keys"}) {
+    std::string text = R"({"x":)";
+    text += value == "keys" ? "{" : "[";
+    for (int i = 0; text.size() < std::size_t{24} << 20; ++i) {
+      if (value == "keys") absl::StrAppend(&text, "\"", i, "\":0,");
+      if (value != "keys") absl::StrAppend(&text, value, ",");
+    }
+    text += value == "keys" ? R"("x":0}})" : "0]}";
+    testing::WriteFile(PathOf("tokenizer.json"), text);
+    const testing::PeakMemory memory;
+    EXPECT_THAT(Error(), HasSubstr("tokenizer.json: its values take more than"));
+    EXPECT_LE(memory.bytes(), 4 * text.size() + (64 << 20)) << value;
+  }
 }
 
 TEST_F(HfCheckpointTest, TheIndexNamesFewFiles) {
@@ -586,6 +623,88 @@ TEST_F(HfCheckpointTest, ChatTemplatesHaveNames) {
     testing::WriteFile(absl::StrCat(more, "/", i, ".jinja"), "x");
   }
   EXPECT_THAT(std::string(read().status().message()), HasSubstr("more than 16 chat templates"));
+}
+
+// Rules are by far the most of a large tokenizer.json. They take no JSON values.
+TEST_F(HfCheckpointTest, ManyRulesTakeLittleMemory) {
+  const Json good = Read("tokenizer.json");
+  std::string rules;
+  const auto write = [&] {
+    Json tokenizer = good;
+    tokenizer["model"]["merges"] = "@rules@";
+    std::string text = tokenizer.dump();
+    text.replace(text.find("\"@rules@\""), 9, rules);
+    testing::WriteFile(PathOf("tokenizer.json"), text);
+    return text.size();
+  };
+  constexpr std::size_t kRules = 900'000;
+  rules = "[";
+  for (std::size_t i = 0; i < kRules; ++i) {
+    absl::StrAppend(&rules, i == 0 ? "" : ",", R"(["a token of ten","and )", 1000000 + i, "\"]");
+  }
+  rules += "]";
+  const std::size_t bytes = write();
+  EXPECT_GT(bytes, std::size_t{28} << 20);
+  {
+    const testing::PeakMemory memory;
+    const auto file = OpenCheckpoint(folder_);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto tokenizer = (*file)->ReadTokenizer();
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    ASSERT_EQ(tokenizer->merges.size(), kRules);
+    EXPECT_EQ(tokenizer->merges.back(), "a token of ten and 1899999");
+    EXPECT_LE(memory.bytes(), 4 * bytes + (64 << 20));
+  }
+  // As many as tokens may be, and no more. A refusal keeps the bound, too.
+  rules = "[\"a b\"";
+  for (std::size_t i = 0; i < 5 << 20; ++i) rules += ",\"a b\"";
+  rules += "]";
+  const std::size_t refused = write();
+  const testing::PeakMemory memory;
+  EXPECT_THAT(Error(), HasSubstr("tokenizer.json: model.merges has more than 1048576 rules"));
+  EXPECT_LE(memory.bytes(), 4 * refused + (64 << 20));
+}
+
+TEST_F(HfCheckpointTest, RulesAreStringsOrPairs) {
+  const Json good = Read("tokenizer.json");
+  const auto read = [&](const Json& rules) {
+    Json tokenizer = good;
+    tokenizer["model"]["merges"] = rules;
+    // A list of that name elsewhere means nothing.
+    tokenizer["other"] = {{"merges", Json::array({1, {{"merges", {2}}}})}};
+    tokenizer["model"]["other"] = {{"merges", {3}}};
+    Write("tokenizer.json", tokenizer);
+    const auto file = OpenCheckpoint(folder_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return (*file)->ReadTokenizer();
+  };
+  const auto both = read({"a b", {"c", "d"}, "e f"});
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(both->merges, (std::vector<std::string>{"a b", "c d", "e f"}));
+  EXPECT_TRUE(read(Json::array())->merges.empty());
+  EXPECT_THAT(std::string(read("a b").status().message()), HasSubstr("model.merges is no list"));
+  const std::vector<Json> wrong = {Json(7),
+                                   Json(nullptr),
+                                   Json::array(),
+                                   Json::array({"a"}),
+                                   Json::array({"a", "b", "c"}),
+                                   Json::array({"a", 1}),
+                                   Json::array({1, "a", "b"}),
+                                   Json::object(),
+                                   {{"a", "b"}, {"c", "d"}},
+                                   Json::array({"a", Json::array({"b"})}),
+                                   Json::array({Json::object(), "a", "b"})};
+  for (const Json& each : wrong) {
+    EXPECT_THAT(std::string(read(Json::array({"a b", each, "c d"})).status().message()),
+                HasSubstr("tokenizer.json: merge 1 is neither a string nor two"))
+        << each;
+  }
+  Json deep = 1;
+  for (int i = 0; i < 20; ++i) deep = Json::array({deep});
+  Json tokenizer = good;
+  tokenizer["model"]["merges"] = deep;
+  Write("tokenizer.json", tokenizer);
+  EXPECT_THAT(Error(), HasSubstr("nested more than 16 deep"));
 }
 
 // The real tokenizer comes back as it was, but for what only GGUF says.

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "model/checkpoint.h"
 #include "model/ggml_type.h"
 #include "model/huggingface/class_defaults.h"
@@ -49,9 +50,13 @@ class Folder {
     file_ = OpenCheckpoint(scratch_.path());
   }
   const absl::StatusOr<std::shared_ptr<const Checkpoint>>& file() const { return file_; }
+  // Errors are those of LoadSpec without the path of this folder.
   absl::StatusOr<ModelSpec> spec() const {
     if (!file_.ok()) return file_.status();
-    return LoadSpec(**file_);
+    auto spec = LoadSpec(**file_);
+    if (spec.ok()) return spec;
+    return absl::InvalidArgumentError(
+        absl::StripPrefix(spec.status().message(), scratch_.path() + ": "));
   }
 
  private:

@@ -22,6 +22,7 @@
 #include "common/types/tokenizer_bundle.h"
 #include "model/checkpoint.h"
 #include "model/huggingface/hf_tokenizer.h"
+#include "model/huggingface/json_file.h"
 #include "model/text/detokenizer.h"
 #include "model/text/tokenizer.h"
 
@@ -36,12 +37,16 @@ absl::StatusOr<TokenizerBundle> ReadBundle(const std::string& path) {
   }
   if (std::ifstream(path + "/tokenizer.json") || files.sentencepiece.has_value()) {
     const auto read = [&](const char* name) {
-      std::ifstream file(path + "/" + name);
-      return file ? Json::parse(file) : Json();
+      const auto text = ReadTextFile(path + "/" + name, 64 << 20);
+      if (!text.ok()) return absl::StatusOr<Json>(Json());
+      return ParseJsonObject(*text, name, {.bytes = 64 << 20}, &files.merges);
     };
-    files.tokenizer = read("tokenizer.json");
-    files.tokenizer_config = read("tokenizer_config.json");
-    return ReadHfTokenizer(files);
+    auto tokenizer = read("tokenizer.json"), config = read("tokenizer_config.json");
+    if (!tokenizer.ok()) return tokenizer.status();
+    if (!config.ok()) return config.status();
+    files.tokenizer = *std::move(tokenizer);
+    files.tokenizer_config = *std::move(config);
+    return ReadHfTokenizer(std::move(files));
   }
   const auto file = OpenCheckpoint(path);
   if (!file.ok()) return file.status();
