@@ -125,7 +125,8 @@ TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
       }
     }
     ASSERT_EQ(whole.bytes(), pieces->bytes());
-    EXPECT_EQ(0, std::memcmp(whole.view().panels_begin, pieces->view().panels_begin, whole.bytes()));
+    EXPECT_EQ(0,
+              std::memcmp(whole.view().panels_begin, pieces->view().panels_begin, whole.bytes()));
   }
 }
 

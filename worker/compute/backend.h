@@ -224,8 +224,8 @@ class Backend {
   virtual EmbeddingHandle AddEmbedding(const EmbeddingSource& source) = 0;
   // Adds weights, which Load reads from the file. The outputs of the parts follow each other, and
   // each gets its element of the bias, unless that is empty. Parts of different formats are each
-  // multiplied as theirs wants it, by the same activations. INVALID_ARGUMENT: the sizes do not fit; RESOURCE_EXHAUSTED: not
-  // enough memory.
+  // multiplied as theirs wants it, by the same activations. INVALID_ARGUMENT: the sizes do not fit;
+  // RESOURCE_EXHAUSTED: not enough memory.
   virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                                  std::vector<float> bias) = 0;
   // Adds the matrices of this rank's query heads, which have the same sizes. The inputs of a matrix
