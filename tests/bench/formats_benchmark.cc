@@ -8,6 +8,7 @@
 // 16-bit activations where the kind has it. All formats take turns; each figure is the median of
 // the rounds. Prints a Markdown table.
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -17,12 +18,12 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/packed_matrix.h"
 #include "tests/kernels/kernel_fixtures.h"
-#include "worker/compute/cpu/thread_pool.h"
 
 namespace flotilla::kernels {
 namespace {
@@ -61,6 +62,40 @@ PackedMatrix Random(testing::Random& random, const WeightEncoding& encoding) {
   return *std::move(matrix);
 }
 
+// Threads that share the panels of one product after the other, each a fixed part.
+class Threads {
+ public:
+  explicit Threads(int count) : begin_(count), end_(count) {
+    for (int t = 1; t < count; ++t) {
+      threads_.emplace_back([this, t, count] {
+        while (true) {
+          begin_.arrive_and_wait();
+          if (work_ == nullptr) return;
+          (*work_)(t, count);
+          end_.arrive_and_wait();
+        }
+      });
+    }
+  }
+  ~Threads() {
+    work_ = nullptr;
+    begin_.arrive_and_wait();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void Run(absl::FunctionRef<void(int part, int parts)> work) {
+    work_ = &work;
+    begin_.arrive_and_wait();
+    work(0, static_cast<int>(threads_.size()) + 1);
+    end_.arrive_and_wait();
+  }
+
+ private:
+  std::barrier<> begin_, end_;
+  const absl::FunctionRef<void(int, int)>* work_ = nullptr;
+  std::vector<std::thread> threads_;
+};
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -80,7 +115,7 @@ int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>&
     }
     std::fprintf(stderr, "packed %s: %zu matrices\n", name.c_str(), format.matrices.size());
   }
-  worker::ThreadPool pool(threads);
+  Threads pool(threads);
   const std::vector<float> x = random.Floats(size_t{kManyRows} * kSize);
   QuantizedBuffer quantized = Quantize(ops, x, kManyRows, formats[0].matrices[0].view());
   std::vector<float> out(size_t{kManyRows} * kSize);
@@ -88,14 +123,16 @@ int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>&
     const auto begin = std::chrono::steady_clock::now();
     for (size_t i = 0; i < products; ++i) {
       const MatrixView matrix = format.matrices[i % format.matrices.size()].view();
-      pool.ParallelFor(matrix.panels(), [&](int64_t first, int64_t last) {
+      pool.Run([&](int part, int parts) {
+        const int first = matrix.panels() * part / parts;
+        const int last = matrix.panels() * (part + 1) / parts;
         if (HasIntegerProduct(matrix.kind)) {
           ops.matmul_i16({.weights = matrix,
                           .x = quantized.view(),
                           .rows = rows,
                           .out = out.data(),
                           .out_stride = kSize},
-                         static_cast<int>(first), static_cast<int>(last));
+                         first, last);
         } else {
           ops.matmul_f32({.weights = matrix,
                           .x = x.data(),
@@ -103,7 +140,7 @@ int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>&
                           .rows = rows,
                           .out = out.data(),
                           .out_stride = kSize},
-                         static_cast<int>(first), static_cast<int>(last));
+                         first, last);
         }
       });
     }
