@@ -47,6 +47,9 @@ constexpr char kDeleteStream[] = "_Z29grpc_chttp2_stream_map_deleteP22grpc_chttp
 // some milliseconds.
 constexpr double kTrimsPerSecond = 4;
 
+// What unfinished messages may hold in any case.
+constexpr std::size_t kHeldBesideDying = 4 << 20;
+
 int DescriptorOf(grpc_chttp2_transport* transport) {
   // A transport begins with the part that all kinds of transports have.
   grpc_endpoint* const endpoint =
@@ -77,7 +80,7 @@ class Connections {
     held_bytes_ -= one.held.bytes();
     one.held.Read(bytes, now_ns);
     held_bytes_ += one.held.bytes();
-    while (held_bytes_ > kMaxHeldBytes) CutOne(now_ns);
+    while (HoldsTooMuch()) CutOne(now_ns);
   }
   void BeginStream(grpc_chttp2_transport* transport, std::uint32_t stream)
       ABSL_LOCKS_EXCLUDED(mu_) {
@@ -100,6 +103,7 @@ class Connections {
     if (found == connections_.end()) return false;
     const bool cut = found->second.cut;
     held_bytes_ -= found->second.held.bytes();
+    dying_bytes_ -= found->second.dying_bytes;
     connections_.erase(found);
     return cut && trims_.Take(clock_.NowNs());
   }
@@ -110,7 +114,15 @@ class Connections {
     HeldMessages held;
     int descriptor = -1;  // gRPC's, which closes it after Forget
     bool cut = false;
+    std::size_t dying_bytes = 0;  // what it held when it was cut
   };
+
+  // What gRPC still holds of connections that were cut counts, too: until it has freed that, fast
+  // peers could fill as much again. Then the others may hold little.
+  bool HoldsTooMuch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return held_bytes_ > kMaxHeldBytes ||
+           (held_bytes_ > kHeldBesideDying && held_bytes_ + dying_bytes_ > kMaxHeldBytes * 3 / 2);
+  }
 
   // Ends the connection that holds most for longest. The thread that reads it notices that.
   void CutOne(std::int64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -123,6 +135,8 @@ class Connections {
       if (worst == nullptr || held > most) worst = &one, most = held;
     }
     held_bytes_ -= worst->held.bytes();
+    worst->dying_bytes = worst->held.bytes();
+    dying_bytes_ += worst->dying_bytes;
     worst->held = HeldMessages();
     worst->cut = true;
     if (worst->descriptor >= 0) shutdown(worst->descriptor, SHUT_RDWR);
@@ -132,7 +146,8 @@ class Connections {
   absl::Mutex mu_;
   absl::flat_hash_map<grpc_chttp2_transport*, Connection> connections_ ABSL_GUARDED_BY(mu_);
   Allowance trims_ ABSL_GUARDED_BY(mu_){1, kTrimsPerSecond};
-  std::size_t held_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of all of them
+  std::size_t held_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // of all that are not cut
+  std::size_t dying_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of the others
 };
 
 Connections& AllConnections() {
