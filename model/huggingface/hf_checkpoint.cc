@@ -27,6 +27,8 @@ namespace flotilla::model {
 namespace {
 
 constexpr JsonBounds kConfigBounds = {.bytes = 1 << 20, .depth = 16};
+// It may describe each added token; Gemma 3's 6,400 take more than 1 MiB.
+constexpr JsonBounds kTokenizerConfigBounds = {.bytes = 8 << 20, .depth = 16};
 constexpr JsonBounds kIndexBounds = {.bytes = 16 << 20, .depth = 4};
 constexpr JsonBounds kTokenizerBounds = {.bytes = 64 << 20, .depth = 16};
 constexpr size_t kMaxModelBytes = 16 << 20;  // tokenizer.model; the largest published one has 5 MB
@@ -304,7 +306,7 @@ class HfCheckpoint final : public Checkpoint {
     }
     files.rows = configuration_.Uint("vocab_size").value_or(0);
     if (folder.Has("tokenizer_config.json")) {
-      auto config = ReadJson(folder, "tokenizer_config.json", kConfigBounds);
+      auto config = ReadJson(folder, "tokenizer_config.json", kTokenizerConfigBounds);
       if (!config.ok()) return config.status();
       files.tokenizer_config = *std::move(config);
     }

@@ -398,9 +398,9 @@ class Reader {
           continue;
         }
         const bool special = Flag(token, "special", false);
-        const bool in_model = !special && Flag(token, "single_word", false) &&
-                              place.is_number_unsigned() && place.get<uint64_t>() < count &&
-                              placed_[place.get<uint64_t>()];
+        // The model has it, too: merges may make it of text that normalisation has changed.
+        const bool in_model = !special && place.is_number_unsigned() &&
+                              place.get<uint64_t>() < count && placed_[place.get<uint64_t>()];
         Put(Text(At(token, "content")), place,
             special ? TokenKind::kControl : TokenKind::kUserDefined);
         if (!ok()) return;

@@ -39,7 +39,6 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
   CharacterBpe bpe;
   bpe.tokens_ = static_cast<TokenId>(vocabulary.texts.size());
   bpe.bytes_ = vocabulary.bytes;
-  bpe.has_bytes_ = std::ranges::all_of(bpe.bytes_, [](TokenId id) { return id >= 0; });
   bpe.unknown_ = vocabulary.unknown;
   bpe.fuses_unknown_ = vocabulary.fuses_unknown;
   bpe.by_text_.reserve(vocabulary.texts.size());
@@ -194,8 +193,9 @@ void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& 
 }
 
 void CharacterBpe::AppendBytes(std::string_view character, std::vector<TokenId>& out) const {
-  if (has_bytes_) {
-    for (const char c : character) out.push_back(bytes_[static_cast<uint8_t>(c)]);
+  const auto byte_token = [&](char c) { return bytes_[static_cast<uint8_t>(c)]; };
+  if (std::ranges::all_of(character, [&](char c) { return byte_token(c) >= 0; })) {
+    for (const char c : character) out.push_back(byte_token(c));
   } else if (unknown_ >= 0 && (!fuses_unknown_ || out.empty() || out.back() != unknown_)) {
     out.push_back(unknown_);
   }

@@ -72,7 +72,6 @@ class CharacterBpe {
   // Of the vocabulary, while rules are made.
   absl::flat_hash_map<std::string_view, TokenId, TextHash, TextEqual> by_text_;
   std::array<TokenId, 256> bytes_{};
-  bool has_bytes_ = false;  // all of them
   TokenId unknown_ = -1;
   bool fuses_unknown_ = true;
   BpeMerges merges_;
