@@ -8,7 +8,8 @@ import json
 import subprocess
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+                        trainers)
 
 from comparison import ADDED, MARK, TOOL, TRAINED_ON, expect_the_same
 
@@ -151,6 +152,26 @@ def test_added_tokens(make, name, tmp_path):
     tokenizer = make(name)
     tokenizer.add_tokens(ADDED)
     expect_the_same(tokenizer, tmp_path, name, added=True)
+
+
+@pytest.mark.parametrize("make, name", [(byte_level, "gpt-2"), (characters, "gemma")])
+def test_added_tokens_that_merges_make(make, name, tmp_path):
+    """Converters of Gemma list runs of spaces so: the model has these tokens, too."""
+    tokenizer = make(name)
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    made = ["".join(merge) for merge in merges[:200]]
+    plain = [token for token in made if token.replace(MARK, "").isascii()][:60]
+    assert len(plain) == 60
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
+    expect_the_same(tokenizer, tmp_path, name, added=False)
+
+
+def test_bytes_without_a_token(tmp_path):
+    """Gemma's tab is a character's token in place of a byte's. Other characters become bytes."""
+    state = json.loads(characters("gemma").to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary["\t"] = vocabulary.pop("<0x09>")
+    expect_the_same(Tokenizer.from_str(json.dumps(state)), tmp_path, "gemma", added=False)
 
 
 @pytest.mark.parametrize("change, message", [
