@@ -163,7 +163,7 @@ absl::Status PackedMatrix::PackPanel(const WeightPanel& panel, int64_t column, i
         const int block = static_cast<int>((k + at - panel.begin) / kBlockK);
         auto* const record = const_cast<std::byte*>(matrix.record(in_panel, block));
         bool packed;
-        if constexpr (kSuperBytesOf < Kind >> 0) {
+        if constexpr (kHasSuper<Kind>) {
           auto* const super = const_cast<std::byte*>(matrix.super(in_panel, block));
           packed = Kind::Pack(encoding_, panel.rows[i], at, lane, record, super);
         } else {

@@ -73,7 +73,7 @@ struct MatrixView {
 // The record of a block as the functions of a kind take it.
 template <class Kind>
 auto RecordOf(const MatrixView& matrix, int panel, int block) {
-  if constexpr (kSuperBytesOf < Kind >> 0) {
+  if constexpr (kHasSuper<Kind>) {
     return SuperRecord{matrix.record(panel, block), matrix.super(panel, block)};
   } else {
     return matrix.record(panel, block);

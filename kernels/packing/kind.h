@@ -56,6 +56,8 @@ template <class Kind>
 inline constexpr int kSuperBytesOf = 0;
 template <class Kind>
 requires(Kind::kSuperBytes > 0) inline constexpr int kSuperBytesOf<Kind> = Kind::kSuperBytes;
+template <class Kind>
+inline constexpr bool kHasSuper = kSuperBytesOf<Kind> != 0;
 
 template <typename T>
 FLOTILLA_INLINE T LoadAs(const std::byte* p) {
