@@ -72,13 +72,40 @@ struct MatrixView {
 
 // The record of a block as the functions of a kind take it.
 template <class Kind>
-auto RecordOf(const MatrixView& matrix, int panel, int block) {
+FLOTILLA_INLINE auto RecordOf(const MatrixView& matrix, int panel, int block) {
   if constexpr (kHasSuper<Kind>) {
     return SuperRecord{matrix.record(panel, block), matrix.super(panel, block)};
   } else {
     return matrix.record(panel, block);
   }
 }
+
+// The records of a panel one after the other. The next one is a constant number of bytes away, so
+// that inner loops need no products of sizes.
+template <class Kind>
+class RecordCursor {
+ public:
+  FLOTILLA_INLINE RecordCursor(const MatrixView& matrix, int panel)
+      : record_(matrix.record(panel, 0)),
+        window_(matrix.block_supers),
+        supers_(matrix.panels_begin + panel * matrix.panel_bytes) {}
+
+  // Returns this block's record and goes on to the next one.
+  FLOTILLA_INLINE auto Next() {
+    const std::byte* record = record_;
+    record_ += Kind::kRecordBytes;
+    if constexpr (kHasSuper<Kind>) {
+      return SuperRecord{record, supers_ + *window_++ * int64_t{kSuperBytesOf<Kind>}};
+    } else {
+      return record;
+    }
+  }
+
+ private:
+  const std::byte* record_;
+  const int32_t* window_;
+  const std::byte* supers_;  // of the panel
+};
 
 class PackedMatrix {
  public:

@@ -90,6 +90,7 @@ template <class S, class Kind, int R, int H>
 __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int half, int row) {
   using F = typename S::F;
   const MatrixView& w = args.weights;
+  RecordCursor<Kind> records(w, panel);
   const int16_t* x[R];
   FLOTILLA_UNROLL
   for (int r = 0; r < R; ++r) x[r] = args.x.values + static_cast<int64_t>(row + r) * w.k;
@@ -103,7 +104,7 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
     TileSums<S, R * H> acc;
     for (const int end = w.split_ends[split] / kBlockK; block < end; ++block) {
       const BlockRows<R> rows{x, sums, w.k / kActivationGroup, block};
-      Kind::template AddBlock<S, R, H>(RecordOf<Kind>(w, panel, block), half, rows, acc);
+      Kind::template AddBlock<S, R, H>(records.Next(), half, rows, acc);
     }
     FLOTILLA_UNROLL
     for (int r = 0; r < R; ++r) {
