@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -24,9 +25,14 @@ class ConfigReader {
   void Fail(absl::Status status) {
     if (status_.ok()) status_.Update(status);
   }
-  // Fails unless `holds`, naming the key and the problem.
+  // Fails unless `holds`, naming the key, its value if it is an integer, and the problem.
   void Require(bool holds, std::string_view key, std::string_view problem) {
-    if (!holds) Fail(InvalidArgument(in_.NameOf(key), " ", problem));
+    if (!holds) Fail(InvalidArgument(Stated(key), " ", problem));
+  }
+  // "KEY = VALUE" as the file has them; the key alone if its value is not an integer.
+  std::string Stated(std::string_view key) const {
+    const auto value = in_.Has(key) ? in_.Uint(key) : absl::NotFoundError("");
+    return value.ok() ? Cat(in_.NameOf(key), " = ", *value) : in_.NameOf(key);
   }
 
   // An integer in [min, max]; an absent key is an error unless there is a fallback.

@@ -279,7 +279,14 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
   for (const Tensor& tensor : checkpoint.tensors()) {
     const auto begins = [&](std::string_view prefix) { return tensor.name.starts_with(prefix); };
     if (!expected.contains(std::string(tensor.name)) && std::ranges::none_of(unused, begins)) {
-      return Unimplemented("tensor ", tensor.name, " has no meaning in this architecture");
+      constexpr std::string_view kBias = ".bias", kWeight = ".weight";
+      std::string weight(tensor.name);
+      if (weight.ends_with(kBias))
+        weight.replace(weight.size() - kBias.size(), kBias.npos, kWeight);
+      return Unimplemented("tensor ", tensor.name,
+                           tensor.name.ends_with(kBias) && expected.contains(weight)
+                               ? ": the configuration says that there is no such bias"
+                               : " has no meaning in this architecture");
     }
   }
   return absl::OkStatus();

@@ -16,7 +16,7 @@ extern const Architecture kBloom = {
       reader.attention().alibi = true;
       in.Require(!in.Bool("apply_residual_connection_post_layernorm", false),
                  "apply_residual_connection_post_layernorm", "is true");
-      reader.AlwaysBiased(true);
+      reader.SetLinearBias(true);
       spec.embedding_norm = reader.layer().norm;
       reader.Embedding(prefix + "word_embeddings");
       reader.Norm(kEmbeddingNorm, "token_embd_norm", prefix + "word_embeddings_layernorm");

@@ -12,19 +12,23 @@ using enum Extent;
 void ReadCohere(DenseReader& reader, int version) {
   ConfigReader& in = reader.in();
   reader.ReadSizes(NormKind::kLayer);
+  reader.SetNormBias(false);
   reader.ReadRope(Pairs::kNeighbours, Pairs::kNeighbours);
   reader.layer().wiring = Wiring::kParallel;
   reader.spec().logit_factor = in.Float("logit_scale", 1e-6, 1e6, 1.0);
   if (version == 2) reader.ReadWindow(4);
   reader.Embedding("model.embed_tokens");
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
+  const Bias bias = reader.Stated("attention_bias");
+  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
   reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
   reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);
   reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);
   reader.Norm(kOutputNorm, "output_norm", "model.norm");
-  if (reader.Has("attn_q_norm.weight", "self_attn.q_norm.weight")) {  // Command R+
+  const bool norms = reader.hf() ? version == 1 && in.Bool("attention.use_qk_norm", false)
+                                 : reader.Has("attn_q_norm.weight", "");
+  if (norms) {  // Command R+
     reader.attention().head_norms = HeadNorms::kOwn;
     reader.attention().head_norm = reader.layer().norm;
     reader.OwnHeadNormRows();

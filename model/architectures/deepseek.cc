@@ -82,15 +82,17 @@ void Attention(DenseReader& reader) {
   using enum Extent;
   const AttentionSpec& attention = reader.attention();
   const LatentSpec& latent = *attention.latent;
+  const Bias bias = reader.Stated("attention_bias");
   if (latent.query_rank > 0) {
-    reader.Linear(kQueryDown, "attn_q_a", "self_attn.q_a_proj", kHidden, kQueryRank);
+    reader.Linear(kQueryDown, "attn_q_a", "self_attn.q_a_proj", kHidden, kQueryRank, bias);
     reader.LayerVector(kQueryDownNorm, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight",
                        kQueryRank);
     reader.Linear(kQuery, "attn_q_b", "self_attn.q_b_proj", kQueryRank, kQueries);
   } else {
     reader.Linear(kQuery, "attn_q", "self_attn.q_proj", kHidden, kQueries);
   }
-  reader.Linear(kLatent, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", kHidden, kLatentKey);
+  reader.Linear(kLatent, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", kHidden, kLatentKey,
+                bias);
   reader.LayerVector(kLatentNorm, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight",
                      kLatentRank);
   // Hugging Face, and older files of llama.cpp, have one matrix with the K and then the V of each
@@ -107,7 +109,7 @@ void Attention(DenseReader& reader) {
     reader.Linear(kLatentKeys, "attn_k_b", "", kNopeDim, kLatentRank, Bias::kNever);
     reader.Linear(kLatentValues, "attn_v_b", "", kLatentRank, kValueDim, Bias::kNever);
   }
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
 }
 
 // Whether the file has a bias of the choice of experts.
@@ -173,7 +175,7 @@ bool ReadChoice(DenseReader& reader, Generation generation) {
   return true;
 }
 
-void Experts(DenseReader& reader) {
+void Experts(DenseReader& reader, Bias shared_bias) {
   using enum TensorRole;
   using enum Extent;
   reader.Experts(kQwenExperts);
@@ -184,10 +186,11 @@ void Experts(DenseReader& reader) {
   }
   if (moe.shared.width == 0) return;
   reader.ExpertLinear(kSharedGate, "ffn_gate_shexp", "mlp.shared_experts.gate_proj", kHidden,
-                      kSharedFfn);
-  reader.ExpertLinear(kSharedUp, "ffn_up_shexp", "mlp.shared_experts.up_proj", kHidden, kSharedFfn);
+                      kSharedFfn, shared_bias);
+  reader.ExpertLinear(kSharedUp, "ffn_up_shexp", "mlp.shared_experts.up_proj", kHidden, kSharedFfn,
+                      shared_bias);
   reader.ExpertLinear(kSharedDown, "ffn_down_shexp", "mlp.shared_experts.down_proj", kSharedFfn,
-                      kHidden);
+                      kHidden, shared_bias);
 }
 
 void ReadDeepSeek(const Checkpoint& checkpoint, ConfigReader& in, Generation generation,
@@ -223,10 +226,12 @@ void ReadDeepSeek(const Checkpoint& checkpoint, ConfigReader& in, Generation gen
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
   Attention(reader);
   reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
-  reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
-  reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);
-  reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);
-  if (experts) Experts(reader);
+  // In V2 it is also that of the shared experts, but not of the others.
+  const Bias bias = generation == Generation::kTwo ? reader.Stated("mlp_bias") : Bias::kUsual;
+  reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn, bias);
+  reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn, bias);
+  reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden, bias);
+  if (experts) Experts(reader, bias);
   reader.Norm(kOutputNorm, "output_norm", "model.norm");
   reader.Head("lm_head");
   reader.Finish();

@@ -74,7 +74,7 @@ void DenseReader::ReadSizes(NormKind norms, uint32_t ffn_factor) {
   if (!in_.status().ok()) return;
   in_.Require(spec_.hidden % 32 == 0, "embedding_length", "is not a multiple of 32");
   in_.Require(attention.heads % attention.kv_heads == 0, "attention.head_count",
-              "is not a multiple of attention.head_count_kv");
+              Cat("is not a multiple of ", in_.Stated("attention.head_count_kv")));
   if (!layer_.moe.has_value()) in_.RefuseIfSet("expert_count");
   in_.Require(!in_.Bool("attention.bidirectional", false), "attention.bidirectional",
               "is true, which is not supported");
@@ -117,16 +117,15 @@ void DenseReader::FinishExperts(std::optional<Activation> activation) {
   }
 }
 
-void DenseReader::ReadActivation() {
-  constexpr std::string_view kKey = "feed_forward.activation";
-  const auto name = checkpoint_.configuration().String(kKey);
+void DenseReader::ReadActivation(std::string_view key) {
+  const auto name = checkpoint_.configuration().String(key);
   if (absl::IsInvalidArgument(name.status())) in_.Fail(name.status());
   if (!name.ok()) return;
   const auto activation = ActivationOf(*name);
   if (activation.has_value()) {
     layer_.ffn.activation = *activation;
   } else {
-    in_.Fail(Unimplemented(checkpoint_.configuration().NameOf(kKey), " = '", name->substr(0, 64),
+    in_.Fail(Unimplemented(checkpoint_.configuration().NameOf(key), " = '", name->substr(0, 64),
                            "' is not supported"));
   }
 }
@@ -191,7 +190,7 @@ void DenseReader::Embedding(std::string_view hugging_face) {
       Extent::kHidden, Extent::kVocabulary);
 }
 
-void DenseReader::Head(std::string_view hugging_face, Bias bias) {
+void DenseReader::Head(std::string_view hugging_face, bool hf_bias) {
   const std::string name = hf() ? std::string(hugging_face) : "output";
   const bool in_file = checkpoint_.FindTensor(name + ".weight") != nullptr;
   spec_.tied_embedding = hf() ? in_.Bool("tie_word_embeddings", !in_file) : !in_file;
@@ -201,10 +200,19 @@ void DenseReader::Head(std::string_view hugging_face, Bias bias) {
     Add(TensorRole::kHead, name + ".weight", name + ".weight", Extent::kHidden,
         Extent::kVocabulary);
   }
-  if (bias == Bias::kAlways ||
-      (bias == Bias::kIfInFile && checkpoint_.FindTensor(name + ".bias") != nullptr)) {
+  if (hf() ? hf_bias : checkpoint_.FindTensor(name + ".bias") != nullptr) {
     Add(TensorRole::kHeadBias, name + ".bias", name + ".bias", Extent::kVocabulary);
   }
+}
+
+Bias DenseReader::Stated(std::string_view key, bool otherwise) {
+  if (!hf()) return Bias::kUsual;
+  return in_.Bool(key, otherwise) ? Bias::kAlways : Bias::kNever;
+}
+
+bool DenseReader::HasBias(Bias bias, bool in_file) const {
+  if (bias != Bias::kUsual) return bias == Bias::kAlways;
+  return hf() ? linear_bias_ : in_file;
 }
 
 void DenseReader::Unused(std::initializer_list<std::string> names) {
@@ -214,8 +222,8 @@ void DenseReader::Unused(std::initializer_list<std::string> names) {
 void DenseReader::AddNorm(TensorRole role, std::string name) {
   Add(role, name + ".weight", name + ".weight", Extent::kHidden).plus = hf() ? norm_plus_ : 0;
   const TensorRow row{.role = {}, .name = name + ".bias", .columns = {}, .map = {}};
-  const bool in_file = checkpoint_.FindTensor(NameInFile(row, 0)) != nullptr;
-  if ((in_file || always_biased_) && layer_.norm.kind == NormKind::kLayer) {
+  const bool biased = hf() ? norm_bias_ : checkpoint_.FindTensor(NameInFile(row, 0)) != nullptr;
+  if (biased && layer_.norm.kind == NormKind::kLayer) {
     Add(BiasOf(role), name + ".bias", name + ".bias", Extent::kHidden);
   }
 }
@@ -237,9 +245,7 @@ void DenseReader::Linear(TensorRole role, std::string_view llama_cpp, std::strin
   weight.map = map;
   weight.rows_in_file = rows_in_file;
   weight.transposed = transposed;
-  if (bias == Bias::kIfInFile && always_biased_) bias = Bias::kAlways;
-  const bool in_file = Has(Cat(llama_cpp, ".bias"), Cat(hugging_face, ".bias"));
-  if (bias == Bias::kNever || (bias == Bias::kIfInFile && !in_file)) return;
+  if (!HasBias(bias, Has(Cat(llama_cpp, ".bias"), Cat(hugging_face, ".bias")))) return;
   TensorRow& row = Add(BiasOf(role), name + ".bias", name + ".bias", rows);
   row.map = map;
   row.rows_in_file = rows_in_file;
@@ -293,9 +299,9 @@ void DenseReader::Fused(std::string_view llama_cpp, std::string_view hugging_fac
 
 void DenseReader::FusedGateUp(std::string_view hugging_face) {
   const int64_t width = layer_.ffn.width;
-  Linear(TensorRole::kGate, "ffn_up", hugging_face, Extent::kHidden, Extent::kFfn, Bias::kIfInFile,
-         {}, 2 * width);
-  Linear(TensorRole::kUp, "ffn_up", hugging_face, Extent::kHidden, Extent::kFfn, Bias::kIfInFile,
+  Linear(TensorRole::kGate, "ffn_up", hugging_face, Extent::kHidden, Extent::kFfn, Bias::kUsual, {},
+         2 * width);
+  Linear(TensorRole::kUp, "ffn_up", hugging_face, Extent::kHidden, Extent::kFfn, Bias::kUsual,
          {.first = width}, 2 * width);
 }
 
@@ -316,7 +322,7 @@ void DenseReader::ExpertLinear(TensorRole role, std::string_view llama_cpp,
     if (has(older + ".weight")) name = older;
   }
   Add(role, name + ".weight", name + ".weight", columns, rows);
-  if (bias == Bias::kAlways || (bias == Bias::kIfInFile && has(name + ".bias"))) {
+  if (HasBias(bias, has(name + ".bias"))) {
     Add(BiasOf(role), name + ".bias", name + ".bias", rows);
   }
 }
@@ -376,14 +382,19 @@ void ReadDense(const Checkpoint& checkpoint, ConfigReader& in, const DenseOption
   using enum Extent;
   reader.Embedding("model.embed_tokens");
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-  const bool stated = reader.hf() && in.Bool("attention_bias", false);
+  const auto bias = [&](std::string_view key, bool otherwise) {
+    if (!key.empty() && reader.hf()) return reader.Stated(key, otherwise);
+    return otherwise ? Bias::kAlways : Bias::kUsual;
+  };
   reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-             stated ? Bias::kAlways : options.qkv_bias);
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
+             bias(options.qkv_bias_key, options.qkv_bias));
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden,
+                bias(options.output_bias_key, false));
   reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
-  reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
-  reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);
-  reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden);
+  const Bias ffn_bias = bias(options.ffn_bias_key, false);
+  reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn, ffn_bias);
+  reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn, ffn_bias);
+  reader.Linear(kDown, "ffn_down", "mlp.down_proj", kFfn, kHidden, ffn_bias);
   if (experts) reader.Experts(options.experts);
   if (reader.layer().moe.has_value() && reader.layer().moe->shared.width > 0) {
     reader.ExpertLinear(kSharedRouter, "ffn_gate_inp_shexp", "mlp.shared_expert_gate", kHidden,

@@ -22,8 +22,10 @@ enum class Pairs : uint8_t {
   kHalves,      // (0, n / 2), (1, n / 2 + 1) ...
 };
 
-// Whether a linear layer has a bias.
-enum class Bias : uint8_t { kIfInFile, kAlways, kNever };
+// Whether a linear layer has a bias. The configuration of a folder decides it, as in transformers:
+// kUsual is what SetLinearBias says. A file of llama.cpp has no key for it: kUsual is then
+// whether the file has the tensor.
+enum class Bias : uint8_t { kUsual, kAlways, kNever };
 
 // How q, k and v lie in one tensor.
 enum class FusedQkv : uint8_t {
@@ -65,6 +67,8 @@ class DenseReader {
   // attention has a latent; the layer's activation, if the file says it. Where the file does not
   // say the FFN's width, it is `ffn_factor` times the hidden size (0: the file must).
   void ReadSizes(NormKind norms, uint32_t ffn_factor = 0);
+  // The layer's activation, if the file states one under this key.
+  void ReadActivation(std::string_view key = "feed_forward.activation");
   // Layers get experts in place of their FFN, as `moe` says, with the numbers that the file has.
   // Call this before ReadSizes, which else refuses experts, and FinishExperts after it, which finds
   // the layers without experts. False: the file has no experts.
@@ -86,34 +90,39 @@ class DenseReader {
                  Extent rows = Extent::kOne);
   bool Has(std::string_view llama_cpp, std::string_view hugging_face) const;
   void Embedding(std::string_view hugging_face);
-  void Head(std::string_view hugging_face, Bias bias = Bias::kNever);
+  // `hf_bias` is whether folders have a bias.
+  void Head(std::string_view hugging_face, bool hf_bias = false);
   void Norm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face);
-  // Whether folders have a bias for each norm and linear layer that may have one.
-  void AlwaysBiased(bool always) { always_biased_ = always && hf(); }
+  // Bias::kUsual of folders; at first they have none.
+  void SetLinearBias(bool biased) { linear_bias_ = biased; }
+  // Whether LayerNorms of folders have a bias; at first they do.
+  void SetNormBias(bool biased) { norm_bias_ = biased; }
+  // What a folder's configuration says under a key, or what its class does if it does not.
+  Bias Stated(std::string_view key, bool otherwise = false);
   // Tensors that files may hold and that the model does not need. `*` stands for a layer.
   void Unused(std::initializer_list<std::string> names);
   void LayerNorm(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face);
   // Returns nothing: a row may move.
   void Linear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
-              Extent columns, Extent rows, Bias bias = Bias::kIfInFile, const RowMap& map = {},
+              Extent columns, Extent rows, Bias bias = Bias::kUsual, const RowMap& map = {},
               uint64_t rows_in_file = 0, bool transposed = false);
   void Qkv(std::string_view hf_query, std::string_view hf_key, std::string_view hf_value,
-           Bias bias = Bias::kIfInFile);
+           Bias bias = Bias::kUsual);
   void Fused(std::string_view llama_cpp, std::string_view hugging_face, FusedQkv hf_layout,
-             Bias bias = Bias::kIfInFile, bool transposed = false);
+             Bias bias = Bias::kUsual, bool transposed = false);
   // Gate and up in one tensor, gate first, which llama.cpp calls ffn_up.
   void FusedGateUp(std::string_view hugging_face);
   // A weight of each expert, and its bias if the file has one: of names with a '#' a tensor for
   // each, else one tensor for all. A name that llama.cpp's older files have is found by itself.
   void ExpertLinear(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
-                    Extent columns, Extent rows, Bias bias = Bias::kIfInFile);
+                    Extent columns, Extent rows, Bias bias = Bias::kUsual);
   // A vector of each layer, whose name has its suffix.
   void LayerVector(TensorRole role, std::string_view llama_cpp, std::string_view hugging_face,
                    Extent columns);
   // The columns of an expert; 0: there are none.
   uint32_t expert_width() const { return layer_.moe.has_value() ? layer_.moe->expert.width : 0; }
   // The router and all weights of the experts.
-  void Experts(const ExpertNames& names, Bias bias = Bias::kIfInFile);
+  void Experts(const ExpertNames& names, Bias bias = Bias::kUsual);
   // The weights of norms of q and k.
   void HeadNormRows(Extent query, Extent key);
   // Those of HeadNorms::kOwn.
@@ -130,10 +139,10 @@ class DenseReader {
   RopeSpec ReadScaledRope(uint32_t dim);
   // The file has such a tensor: a row of the table.
   void DivideByTensor(std::string_view name, std::vector<float>& frequencies);
-  void ReadActivation();
   RowMap PairsMap() const;
   std::string LayerName(std::string_view llama_cpp, std::string_view hugging_face) const;
   void AddNorm(TensorRole role, std::string name);
+  bool HasBias(Bias bias, bool in_file) const;
 
   const Checkpoint& checkpoint_;
   ConfigReader& in_;
@@ -144,9 +153,9 @@ class DenseReader {
   uint32_t rope_dim_ = 0;
   bool halves_ = false;  // in this file
   float norm_plus_ = 0;
-  uint32_t kv_heads_ = 0;  // 0: as in the file
-  bool always_biased_ = false;
-  float norm_eps_ = 0;  // 0: as in the file
+  uint32_t kv_heads_ = 0;                        // 0: as in the file
+  bool linear_bias_ = false, norm_bias_ = true;  // of folders
+  float norm_eps_ = 0;                           // 0: as in the file
   uint32_t window_ = 0, window_period_ = 0;
   bool yarn_truncate_ = true;
   std::vector<bool> has_experts_;  // by layer, if any has
@@ -158,7 +167,10 @@ struct DenseOptions {
   Pairs llama_cpp_pairs = Pairs::kHalves;
   Pairs hf_pairs = Pairs::kHalves;
   Activation activation = Activation::kSilu;
-  Bias qkv_bias = Bias::kIfInFile;
+  // Keys of a folder's configuration that say whether q, k and v, the output of attention and the
+  // FFN have biases; empty: they have none.
+  std::string_view qkv_bias_key = {}, output_bias_key = {}, ffn_bias_key = {};
+  bool qkv_bias = false;    // where the configuration does not say it, and in files of llama.cpp
   bool head_norms = false;  // of each head, with one weight
   float norm_plus = 0;      // DenseReader::SetNormPlus
   bool has_window = false;  // whether the family knows windows

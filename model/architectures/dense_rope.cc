@@ -83,10 +83,16 @@ RopeSpec DenseReader::ReadScaledRope(uint32_t dim) {
                 "is not above low_freq_factor");
     if (in_.status().ok()) ScaleAsLlama3(numbers, rope.frequencies);
   } else if (scaling == "yarn") {
-    const YarnScaling numbers{.factor = in_.Float(factor_key, 1, 1e6, std::nullopt),
+    const float trained = original(spec_.context_length);
+    // A folder may leave the factor to the two contexts.
+    std::optional<double> ratio;
+    if (hf() && static_cast<float>(spec_.context_length) > trained) {
+      ratio = spec_.context_length / double{trained};
+    }
+    const YarnScaling numbers{.factor = in_.Float(factor_key, 1, 1e6, ratio),
                               .beta_fast = in_.Float("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32),
                               .beta_slow = in_.Float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1),
-                              .original_context = original(spec_.context_length),
+                              .original_context = trained,
                               .truncate = in_.Bool("rope.scaling.yarn_truncate", yarn_truncate_)};
     in_.Require(numbers.beta_fast > numbers.beta_slow, "rope.scaling.yarn_beta_fast",
                 "is not above beta_slow");

@@ -7,7 +7,12 @@ namespace flotilla::model {
 extern const Architecture kErnie45 = {
     "ernie4_5", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
       ReadDense(checkpoint, in,
-                {.llama_cpp_pairs = Pairs::kNeighbours, .hf_pairs = Pairs::kNeighbours}, spec);
+                {.llama_cpp_pairs = Pairs::kNeighbours,
+                 .hf_pairs = Pairs::kNeighbours,
+                 .qkv_bias_key = "use_bias",
+                 .output_bias_key = "use_bias",
+                 .ffn_bias_key = "use_bias"},
+                spec);
     }};
 
 }  // namespace flotilla::model

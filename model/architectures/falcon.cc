@@ -20,7 +20,11 @@ extern const Architecture kFalcon = {
                  "is false, which is not supported");
       reader.layer().wiring = Wiring::kParallel;
       reader.Embedding("transformer.word_embeddings");
-      if (reader.Has("attn_norm_2.weight", "ln_attn.weight")) {
+      reader.SetLinearBias(in.Bool("bias", false));
+      const bool two_norms = reader.hf()
+                                 ? groups && in.Uint("num_ln_in_parallel_attn", 1, 2, 2) == 2
+                                 : reader.Has("attn_norm_2.weight", "");
+      if (two_norms) {
         reader.LayerNorm(kAttentionNorm, "attn_norm_2", "ln_attn");
         reader.LayerNorm(kFfnNorm, "attn_norm", "ln_mlp");
       } else {

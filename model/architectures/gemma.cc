@@ -17,8 +17,14 @@ void ReadGemma(DenseReader& reader, int version) {
   ModelSpec& spec = reader.spec();
   reader.SetNormPlus(1);
   reader.ReadSizes(NormKind::kRms);
-  // The first configurations say "gelu" and mean this.
-  reader.layer().ffn.activation = Activation::kGeluTanh;
+  Activation& activation = reader.layer().ffn.activation;
+  if (version == 1) {
+    // The first configurations say "gelu" and mean this.
+    if (activation == Activation::kGelu || !reader.hf()) activation = Activation::kGeluTanh;
+  } else {
+    activation = Activation::kGeluTanh;
+    reader.ReadActivation("feed_forward.gate_activation");
+  }
   spec.embedding_factor = std::sqrt(static_cast<float>(spec.hidden));
   const float local_base = version == 3 ? in.Float("rope.freq_base_swa", 1, 1e9, 10000.0) : 0;
   reader.ReadRope(Pairs::kHalves, Pairs::kHalves, local_base);
@@ -31,15 +37,17 @@ void ReadGemma(DenseReader& reader, int version) {
         largest ? double{spec.hidden / heads * 1.0f} : reader.attention().head_dim;
     const float divisor = in.Float("attention.query_pre_attn_scalar", 1e-3, 1e6, scalar);
     reader.attention().scale = 1.0f / std::sqrt(divisor);
-    reader.attention().softcap = in.FloatOrNone("attn_logit_softcapping", 1e6);
+    // Configurations of Gemma 3 may have one, but its class in transformers does not use it.
+    if (version == 2) reader.attention().softcap = in.FloatOrNone("attn_logit_softcapping", 1e6);
     spec.logit_softcap = in.FloatOrNone("final_logit_softcapping", 1e6);
     reader.ReadWindow(version == 2 ? 2 : 6);
     reader.layer().norms_after = true;
   }
   reader.Embedding("model.embed_tokens");
   reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
+  const Bias bias = reader.Stated("attention_bias");
+  reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias);
+  reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
   if (version == 1) {
     reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
   } else {

@@ -14,7 +14,8 @@ extern const Architecture kGlm4 = {
       reader.layer().norms_after = true;
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
+      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                 reader.Stated("attention_bias", true));
       reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
       reader.LayerNorm(kAttentionPostNorm, "post_attention_norm", "post_self_attn_layernorm");
       reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");

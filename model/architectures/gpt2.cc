@@ -16,7 +16,7 @@ void ReadGpt(DenseReader& reader, std::string_view prefix, FusedQkv layout, bool
   in.Require(in.Bool("scale_attn_weights", true), "scale_attn_weights", "is false");
   in.Require(!in.Bool("scale_attn_by_inverse_layer_idx", false), "scale_attn_by_inverse_layer_idx",
              "is true");
-  reader.AlwaysBiased(true);
+  reader.SetLinearBias(true);
   const bool turned = reader.hf() && transposed;
   const auto name = [&](std::string_view rest) { return std::string(prefix).append(rest); };
   reader.Embedding(name("wte"));

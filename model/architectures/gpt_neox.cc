@@ -13,11 +13,12 @@ extern const Architecture kGptNeoX = {
       reader.ReadSizes(NormKind::kLayer);
       reader.ReadRope(Pairs::kHalves, Pairs::kHalves);
       if (in.Bool("use_parallel_residual", true)) reader.layer().wiring = Wiring::kParallel;
-      reader.AlwaysBiased(in.Bool("attention_bias", true));
+      reader.SetLinearBias(true);
+      const Bias bias = reader.Stated("attention_bias", true);
       reader.Embedding("gpt_neox.embed_in");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-      reader.Fused("attn_qkv", "attention.query_key_value", FusedQkv::kGroups);
-      reader.Linear(kAttentionOutput, "attn_output", "attention.dense", kResults, kHidden);
+      reader.Fused("attn_qkv", "attention.query_key_value", FusedQkv::kGroups, bias);
+      reader.Linear(kAttentionOutput, "attn_output", "attention.dense", kResults, kHidden, bias);
       reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");
       reader.Linear(kUp, "ffn_up", "mlp.dense_h_to_4h", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.dense_4h_to_h", kFfn, kHidden);

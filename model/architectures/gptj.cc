@@ -13,7 +13,7 @@ extern const Architecture kGptJ = {
       reader.layer().wiring = Wiring::kParallel;
       reader.ReadSizes(NormKind::kLayer, /*ffn_factor=*/4);
       reader.ReadRope(Pairs::kNeighbours, Pairs::kNeighbours);
-      reader.AlwaysBiased(true);
+      reader.SetLinearBias(true);
       reader.Embedding("transformer.wte");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "ln_1");
       reader.Qkv("attn.q_proj", "attn.k_proj", "attn.v_proj", Bias::kNever);
@@ -22,7 +22,7 @@ extern const Architecture kGptJ = {
       reader.Linear(kUp, "ffn_up", "mlp.fc_in", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.fc_out", kFfn, kHidden);
       reader.Norm(kOutputNorm, "output_norm", "transformer.ln_f");
-      reader.Head("lm_head", Bias::kIfInFile);
+      reader.Head("lm_head", /*hf_bias=*/true);
       reader.Unused({"transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"});
       reader.Finish();
     }};

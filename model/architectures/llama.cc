@@ -5,7 +5,10 @@ namespace flotilla::model {
 
 extern const Architecture kLlama = {
     "llama", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
-      DenseOptions options{.llama_cpp_pairs = Pairs::kNeighbours};
+      DenseOptions options{.llama_cpp_pairs = Pairs::kNeighbours,
+                           .qkv_bias_key = "attention_bias",
+                           .output_bias_key = "attention_bias",
+                           .ffn_bias_key = "mlp_bias"};
       if (checkpoint.naming() != Naming::kHuggingFace) {
         options.experts = kMixtralExperts;
         options.has_window = true;

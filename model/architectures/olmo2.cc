@@ -16,9 +16,10 @@ extern const Architecture kOlmo2 = {
       reader.attention().head_norms = HeadNorms::kAllHeads;
       reader.attention().head_norm = reader.layer().norm;
       reader.Embedding("model.embed_tokens");
-      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
+      const Bias bias = reader.Stated("attention_bias");
+      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias);
       reader.HeadNormRows(kAllQueries, kAllKeys);
-      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
+      reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
       reader.LayerNorm(kAttentionPostNorm, "post_attention_norm", "post_attention_layernorm");
       reader.Linear(kGate, "ffn_gate", "mlp.gate_proj", kHidden, kFfn);
       reader.Linear(kUp, "ffn_up", "mlp.up_proj", kHidden, kFfn);

@@ -16,7 +16,9 @@ extern const Architecture kOpt = {
       in.Require(in.Bool("do_layer_norm_before", true), "do_layer_norm_before",
                  "is false: norms after the residual are not supported");
       in.Uint("word_embed_proj_dim", spec.hidden, spec.hidden, spec.hidden);
-      reader.AlwaysBiased(in.Bool("use_bias", true));
+      reader.SetLinearBias(in.Bool("use_bias", true));
+      in.Require(in.Bool("layer_norm_elementwise_affine", true), "layer_norm_elementwise_affine",
+                 "is false: norms without weights are not supported");
       reader.Embedding("model.decoder.embed_tokens");
       reader.Add(kPositionEmbedding, "position_embd.weight", "model.decoder.embed_positions.weight",
                  kHidden, kPositions);

@@ -16,7 +16,7 @@ extern const Architecture kPhi = {
       if (in.Bool("attention.use_qk_norm", false)) {
         in.Fail(absl::UnimplementedError("Phi with norms of q and k is not supported"));
       }
-      reader.AlwaysBiased(true);
+      reader.SetLinearBias(true);
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       if (reader.Has("attn_qkv.weight", "")) {
@@ -28,7 +28,7 @@ extern const Architecture kPhi = {
       reader.Linear(kUp, "ffn_up", "mlp.fc1", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "mlp.fc2", kFfn, kHidden);
       reader.Norm(kOutputNorm, "output_norm", "model.final_layernorm");
-      reader.Head("lm_head", reader.hf() ? Bias::kAlways : Bias::kIfInFile);
+      reader.Head("lm_head", /*hf_bias=*/true);
       reader.Finish();
     }};
 

@@ -10,7 +10,11 @@ namespace {
 void ReadQwen2(const Checkpoint& checkpoint, ConfigReader& in, const ExpertNames& experts,
                ModelSpec& spec) {
   const bool windows = checkpoint.configuration().Has("attention.sliding_window");
-  ReadDense(checkpoint, in, {.qkv_bias = Bias::kAlways, .has_window = windows, .experts = experts},
+  ReadDense(checkpoint, in,
+            {.qkv_bias_key = experts.router.empty() ? "" : "qkv_bias",
+             .qkv_bias = true,
+             .has_window = windows,
+             .experts = experts},
             spec);
   const bool listed = checkpoint.configuration().Has("attention.sliding_window_pattern");
   if (!windows || listed || !in.status().ok()) return;

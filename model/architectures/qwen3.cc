@@ -6,14 +6,20 @@ namespace flotilla::model {
 
 extern const Architecture kQwen3 = {
     "qwen3", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
-      ReadDense(checkpoint, in, {.head_norms = true}, spec);
+      ReadDense(checkpoint, in,
+                {.qkv_bias_key = "attention_bias",
+                 .output_bias_key = "attention_bias",
+                 .head_norms = true},
+                spec);
     }};
 
 // llama.cpp normalises the weights of experts always, Hugging Face where the file says so.
 extern const Architecture kQwen3Moe = {
     "qwen3_moe", "qwen3moe", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
       ReadDense(checkpoint, in,
-                {.head_norms = true,
+                {.qkv_bias_key = "attention_bias",
+                 .output_bias_key = "attention_bias",
+                 .head_norms = true,
                  .experts = kQwenExperts,
                  .normalised = checkpoint.naming() != Naming::kHuggingFace},
                 spec);

@@ -8,7 +8,12 @@ namespace flotilla::model {
 
 extern const Architecture kSmolLm3 = {
     "smollm3", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
-      ReadDense(checkpoint, in, {.llama_cpp_pairs = Pairs::kNeighbours}, spec);
+      ReadDense(checkpoint, in,
+                {.llama_cpp_pairs = Pairs::kNeighbours,
+                 .qkv_bias_key = "attention_bias",
+                 .output_bias_key = "attention_bias",
+                 .ffn_bias_key = "mlp_bias"},
+                spec);
       if (!in.status().ok()) return;
       constexpr std::string_view kLayers = "rope.layers";
       const uint32_t interval = in.Uint("rope.layer_interval", 1, 1 << 20, 4);

@@ -16,7 +16,8 @@ extern const Architecture kStableLm = {
       }
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
-      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
+      reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                 reader.Stated("qkv_bias"));
       reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
       if (in.Bool("use_parallel_residual", false)) {
         reader.layer().wiring = Wiring::kParallel;

@@ -13,7 +13,7 @@ extern const Architecture kStarCoder2 = {
       reader.ReadSizes(NormKind::kLayer);
       reader.ReadRope(Pairs::kHalves, Pairs::kHalves);
       reader.ReadWindow(0);
-      reader.AlwaysBiased(in.Bool("use_bias", true));
+      reader.SetLinearBias(in.Bool("use_bias", true));
       reader.Embedding("model.embed_tokens");
       reader.LayerNorm(kAttentionNorm, "attn_norm", "input_layernorm");
       reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");

@@ -22,6 +22,7 @@ constexpr Names kNames[] = {
     {"feed_forward_length", {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"}},
     {"feed_forward.activation",
      {"hidden_act", "hidden_activation", "activation_function", "activation"}},
+    {"feed_forward.gate_activation", {"hidden_activation"}},
     {"context_length", {"max_position_embeddings", "n_positions"}},
     {"attention.head_count", {"num_attention_heads", "n_head"}},
     {"attention.head_count_kv", {"num_key_value_heads", "num_kv_heads"}},
@@ -83,6 +84,10 @@ constexpr Names kNames[] = {
     {"tie_word_embeddings", {"tie_word_embeddings"}},
     {"attention_bias", {"attention_bias"}},
     {"use_bias", {"use_bias", "enable_bias"}},
+    {"mlp_bias", {"mlp_bias"}},
+    {"qkv_bias", {"qkv_bias", "use_qkv_bias"}},
+    {"bias", {"bias"}},
+    {"layer_norm_elementwise_affine", {"layer_norm_elementwise_affine"}},
 };
 // In the object of RoPE.
 constexpr Names kRopeNames[] = {

@@ -92,15 +92,15 @@ TEST(DeepSeekTest, RefusalsNameTheProblem) {
     std::string problem;
   };
   const std::vector<Row> of_both = {
-      {{{"kv_lora_rank", 40}}, "kv_lora_rank is not a multiple of 16"},
+      {{{"kv_lora_rank", 40}}, "kv_lora_rank = 40 is not a multiple of 16"},
       {{{"kv_lora_rank", 1 << 20}}, "kv_lora_rank = 1048576 is not in 16..4096"},
       {{{"q_lora_rank", 1 << 20}}, "q_lora_rank = 1048576 is not in 0..65536"},
-      {{{"qk_rope_head_dim", 24}}, "qk_rope_head_dim is not a multiple of 16"},
+      {{{"qk_rope_head_dim", 24}}, "qk_rope_head_dim = 24 is not a multiple of 16"},
       {{{"qk_nope_head_dim", 0}}, "qk_nope_head_dim = 0 is not in 1..512"},
       {{{"v_head_dim", 513}}, "v_head_dim = 513 is not in 1..512"},
       {{{"v_head_dim", 16}}, "kv_b_proj.weight is ["},
       {{{"num_key_value_heads", 3}}, "num_key_value_heads = 3 is not in 6..6"},
-      {{{"n_group", 5}, {"topk_group", 1}}, "n_routed_experts does not divide into 5 groups"},
+      {{{"n_group", 5}, {"topk_group", 1}}, "does not divide into 5 groups"},
       {{{"n_group", 0}}, "n_group = 0 is not in 1..256"},
       {{{"topk_group", 5}}, "topk_group = 5 is not in 1.."},
       {{{"topk_group", 1}, {"num_experts_per_tok", 5}}, "is more than the kept groups have"},
@@ -119,7 +119,7 @@ TEST(DeepSeekTest, RefusalsNameTheProblem) {
   EXPECT_THAT(Refusal("deepseek_v2_mla", {{"norm_topk_prob", true}}),
               HasSubstr("norm_topk_prob is not supported in deepseek_v2"));
   EXPECT_THAT(Refusal("deepseek_v3_mla", {{"n_group", 12}, {"topk_group", 6}}),
-              HasSubstr("n_group leaves one expert to a group"));
+              HasSubstr("n_group = 12 leaves one expert to a group"));
 }
 
 TEST(DeepSeekTest, RefusesGgufKeys) {

@@ -193,7 +193,8 @@ TEST(LoadSpec, RefusalsNameTheProblem) {
   TinyModelOptions narrow;
   narrow.matrix_type = GgmlType::kF32;
   narrow.head_dim = 25;
-  EXPECT_THAT(LoadError(testing::TinyGguf(narrow)), HasSubstr("llama.rope.dimension_count is odd"));
+  EXPECT_THAT(LoadError(testing::TinyGguf(narrow)),
+              HasSubstr("llama.rope.dimension_count = 25 is odd"));
   narrow.head_dim = 264;
   EXPECT_THAT(LoadError(testing::TinyGguf(narrow)),
               HasSubstr("llama.attention.key_length = 264 is not in 2..256"));

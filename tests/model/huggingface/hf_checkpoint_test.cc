@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -349,6 +350,11 @@ TEST_F(HfCheckpointTest, YarnHasAMagnitude) {
   EXPECT_FLOAT_EQ(magnitude({{"mscale", 1.0}, {"mscale_all_dim", 1.0}}), 1);
   EXPECT_FLOAT_EQ(magnitude({{"mscale", 1.0}, {"mscale_all_dim", 0.5}}), 1.1386294f / 1.0693147f);
   EXPECT_FLOAT_EQ(magnitude({{"mscale", 1.0}}), 1.1386294f);
+  // Without a factor it is that of the two contexts.
+  const int context = Read("config.json")["max_position_embeddings"];
+  EXPECT_FLOAT_EQ(
+      magnitude({{"factor", nullptr}, {"original_max_position_embeddings", context / 4}}),
+      1.1386294f);
   EXPECT_FLOAT_EQ(magnitude({{"attention_factor", 1.5}, {"mscale", 1.0}}), 1.5f);
 }
 
@@ -363,38 +369,6 @@ TEST_F(HfCheckpointTest, SomeTensorsHaveNoUse) {
   EXPECT_EQ(Error(), "");
   AddTensor({"model.layers.0.self_attn.bias", "U8", {2}, std::string(2, '\0')});
   EXPECT_THAT(Error(), HasSubstr("model.layers.0.self_attn.bias has no meaning"));
-}
-
-// A folder that lacks every bias is not one of a model without biases.
-TEST(HfCheckpoint, BiasesThatAModelHasAreNeeded) {
-  for (const char* name :
-       {"bloom_alibi", "gpt2", "gpt_bigcode_mqa", "gpt_neox", "gptj", "opt", "phi", "starcoder2"}) {
-    const std::string folder = absl::StrCat("tests/data/tiny/", name);
-    const auto whole = OpenCheckpoint(folder);
-    ASSERT_TRUE(whole.ok()) << whole.status();
-    ASSERT_TRUE(LoadSpec(**whole).ok()) << name;
-    std::vector<testing::HfTensor> tensors;
-    for (const Tensor& tensor : (*whole)->tensors()) {
-      if (tensor.name.ends_with(".bias")) continue;
-      std::vector<std::uint64_t> shape(tensor.dims, tensor.dims + tensor.rank);
-      std::reverse(shape.begin(), shape.end());
-      const auto* data = reinterpret_cast<const char*>(tensor.data.data());
-      tensors.push_back({std::string(tensor.name), std::string(GgmlTypeName(tensor.type)), shape,
-                         std::string(data, tensor.data.size())});
-    }
-    const testing::ScratchDirectory scratch;
-    std::filesystem::copy(folder + "/config.json", scratch.path() + "/config.json");
-    testing::WriteFile(scratch.path() + "/model.safetensors", testing::Safetensors(tensors));
-    const auto without = OpenCheckpoint(scratch.path());
-    ASSERT_TRUE(without.ok()) << without.status();
-    EXPECT_THAT(std::string(LoadSpec(**without).status().message()), HasSubstr(".bias is missing"))
-        << name;
-  }
-}
-
-TEST_F(HfCheckpointTest, BiasesThatTheConfigStatesAreNeeded) {
-  EXPECT_EQ(ErrorWith("attention_bias", false), "");
-  EXPECT_THAT(ErrorWith("attention_bias", true), HasSubstr("q_proj.bias is missing"));
 }
 
 TEST_F(HfCheckpointTest, ValuesOfOtherTypesAreRefused) {

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -295,7 +297,115 @@ TEST(HfConfigurationTest, BiasesOfGptOssAreNeeded) {
   }
   Json config = ConfigOf("gpt_oss");
   config["attention_bias"] = false;
-  EXPECT_THAT(Described(Folder(config, all).spec()), HasSubstr("_proj.bias has no meaning"));
+  EXPECT_THAT(Described(Folder(config, all).spec()),
+              HasSubstr("_proj.bias: the configuration says that"));
+}
+
+// The spec of a case (ReadTinyCase) whose config.json has these keys as well, and whose file has
+// only the tensors that `keep` names.
+absl::StatusOr<ModelSpec> SpecOfCase(
+    const std::string& path, const Json& more,
+    const std::function<bool(std::string_view)>& keep = [](std::string_view) { return true; }) {
+  const testing::TinyCase whole = testing::ReadTinyCase(path);
+  if (whole.file == nullptr) return absl::NotFoundError("there is no such case");
+  auto tensors = TensorsOf(*whole.file, std::identity());
+  std::erase_if(tensors, [&](const auto& tensor) { return !keep(tensor.name); });
+  std::ifstream file(absl::StrCat("tests/data/", path, "/config.json"));
+  Json config = Json::parse(file);
+  config.update(more);
+  return Folder(config, tensors).spec();
+}
+std::string ErrorOf(const absl::StatusOr<ModelSpec>& spec) {
+  return std::string(spec.status().message());
+}
+
+// A folder that lacks every bias is not one of a model without biases.
+TEST(HfConfigurationTest, BiasesThatAModelHasAreNeeded) {
+  for (const char* name : {"bloom_alibi", "falcon_gqa", "gpt2", "gpt_bigcode_mqa", "gpt_neox",
+                           "gptj", "opt", "phi", "stablelm", "starcoder2"}) {
+    const auto keep = [](std::string_view tensor) { return !tensor.ends_with(".bias"); };
+    EXPECT_THAT(ErrorOf(SpecOfCase(absl::StrCat("tiny/", name), Json::object(), keep)),
+                HasSubstr(".bias is missing"))
+        << name;
+  }
+}
+
+// The configuration decides which biases and norms a layer has, as in transformers. A file that
+// disagrees is refused, whichever of both has more.
+TEST(HfConfigurationTest, TheFileHasWhatTheConfigurationStates) {
+  constexpr std::string_view kMissing = ".bias is missing", kTooMany = "there is no such bias";
+  struct {
+    std::string_view path, key;
+    Json value;
+    std::string_view error;
+  } const cases[] = {
+      {"tiny/cohere", "attention_bias", true, kMissing},
+      {"tiny/cohere", "use_qk_norm", true, "q_norm.weight is missing"},
+      {"tiny/cohere2", "attention_bias", true, kMissing},
+      {"tiny/deepseek_v2_mla", "attention_bias", true, kMissing},
+      {"tiny/deepseek_v2_mla", "mlp_bias", true, kMissing},
+      {"tiny/deepseek_v3_mla", "attention_bias", true, kMissing},
+      {"made/ernie4_5", "use_bias", false, kTooMany},
+      {"tiny/falcon_gqa", "bias", true, kMissing},
+      {"tiny/falcon_gqa", "num_ln_in_parallel_attn", 1, "input_layernorm.weight is missing"},
+      {"tiny/falcon_mqa", "bias", true, kMissing},
+      {"tiny/gemma", "attention_bias", true, kMissing},
+      {"tiny/gemma2", "attention_bias", true, kMissing},
+      {"tiny/gemma3_text", "attention_bias", true, kMissing},
+      {"tiny/glm4", "attention_bias", false, kTooMany},
+      {"tiny/gpt_neox", "attention_bias", false, kTooMany},
+      {"tiny/granite", "attention_bias", true, kMissing},
+      {"tiny/granite", "mlp_bias", true, kMissing},
+      {"tiny/llama3_rope", "attention_bias", true, kMissing},
+      {"tiny/llama3_rope", "mlp_bias", true, kMissing},
+      {"tiny/mistral_swa", "attention_bias", true, ""},  // its class has no such key
+      {"tiny/olmo2", "attention_bias", true, kMissing},
+      {"tiny/opt", "enable_bias", false, kTooMany},
+      {"made/qwen2_moe", "qkv_bias", false, kTooMany},
+      {"tiny/qwen3", "attention_bias", true, kMissing},
+      {"tiny/qwen3_moe", "attention_bias", true, kMissing},
+      {"tiny/smollm3_nope", "attention_bias", true, kMissing},
+      {"tiny/smollm3_nope", "mlp_bias", true, kMissing},
+      {"tiny/stablelm", "use_qkv_bias", true, kMissing},
+      {"tiny/starcoder2", "use_bias", false, kTooMany},
+  };
+  for (const auto& one : cases) {
+    const std::string error = ErrorOf(SpecOfCase(std::string(one.path), {{one.key, one.value}}));
+    if (one.error.empty()) {
+      EXPECT_EQ(error, "") << one.path << " " << one.key;
+    } else {
+      EXPECT_THAT(error, HasSubstr(std::string(one.error))) << one.path << " " << one.key;
+    }
+  }
+  // LayerNorms of such a model still have theirs.
+  const auto norms = [](std::string_view tensor) {
+    return !tensor.ends_with(".bias") || tensor.find("norm") != tensor.npos;
+  };
+  EXPECT_EQ(ErrorOf(SpecOfCase("tiny/starcoder2", {{"use_bias", false}}, norms)), "");
+  EXPECT_EQ(ErrorOf(SpecOfCase("tiny/opt", {{"enable_bias", false}}, norms)), "");
+}
+
+// Gemma's classes in transformers differ in what they read.
+TEST(HfConfigurationTest, GemmasReadTheirOwnKeys) {
+  const auto spec = [](const std::string& path, const Json& more) {
+    auto read = SpecOfCase(path, more);
+    EXPECT_TRUE(read.ok()) << path << ": " << read.status();
+    return read.value_or(ModelSpec{});
+  };
+  const auto activation = [&](const std::string& path, const Json& more) {
+    const ModelSpec read = spec(path, more);
+    return read.layers.empty() ? Activation::kSilu : read.layers[0].ffn.activation;
+  };
+  EXPECT_EQ(activation("tiny/gemma", {{"hidden_act", "gelu"}}), Activation::kGeluTanh);
+  EXPECT_EQ(activation("tiny/gemma", {{"hidden_act", "relu"}}), Activation::kRelu);
+  for (const char* later : {"tiny/gemma2", "tiny/gemma3_text"}) {
+    EXPECT_EQ(activation(later, Json::object()), Activation::kGeluTanh);
+    EXPECT_EQ(activation(later, {{"hidden_act", "relu"}}), Activation::kGeluTanh);
+    EXPECT_EQ(activation(later, {{"hidden_activation", "gelu"}}), Activation::kGelu);
+  }
+  const Json softcap = {{"attn_logit_softcapping", 20.0}};
+  EXPECT_EQ(spec("tiny/gemma2", softcap).layers[0].attention.softcap, 20);
+  EXPECT_EQ(spec("tiny/gemma3_text", softcap).layers[0].attention.softcap, 0);
 }
 
 // The text model of a folder for several kinds of input is the one that it would be by itself.
