@@ -16,10 +16,11 @@ import xml.etree.ElementTree as ElementTree
 # The stages of each part, in the order of the page.
 PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
-    "tests": ("layering", "types", "scripts", "monitoring", "format", "headers", "locks", "fuzz", "mutants", "odr",
-              "ctest", "integration", "deploy", "clients"),
+    "tests": ("layering", "types", "includes", "scripts", "monitoring", "format", "headers", "locks", "ctest",
+              "integration", "tokenizers", "deploy", "clients"),
+    "mutations": ("fuzz", "mutants", "odr"),
     "attacks": ("attacks",),
-    "measurements": ("peer-comparison", "memory", "prefix-cache-cost", "clean-build"),
+    "measurements": ("peer-comparison", "memory", "tokenizer-speed", "prefix-cache-cost", "clean-build"),
 }
 
 
@@ -79,7 +80,7 @@ def main():
              f"Commit {commit}, {datetime.date.today()}, on {machine()}.", "",
              "| what | passed | failed | seconds |", "|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in stages(results, part)]
-    if part == "tests":
+    if part == "mutations":
         mutants = results / "mutants.txt"
         if mutants.exists():
             lines += ["", "Deliberate errors in the cores, given to the simulation: "
@@ -102,6 +103,10 @@ def main():
             page = results / name
             if page.exists():
                 lines += ["", f"## {title}", "", page.read_text().strip()]
+        speed = results / "tokenizer-speed.log"
+        if speed.exists():
+            tables = [line for line in speed.read_text().splitlines() if line.startswith("|") or not line]
+            lines += ["", "## Speed of tokenizers against `tokenizers`", "", *tables]
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / f"long-{part}.md"
     report.write_text("\n".join(lines) + "\n")
