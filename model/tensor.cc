@@ -13,11 +13,15 @@ namespace {
 
 using Numbers = WeightEncoding::Numbers;
 
+float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
 // Decodes codes by the formula of weight_panel.h, kFactorGroup at a time.
 void DecodeCodes(const WeightEncoding& encoding, const WeightRow& row, int begin, int end,
                  float* out) {
+  const bool bf16 = encoding.scales == WeightEncoding::Scales::kBf16;
   for (int k = begin; k < end; k += kFactorGroup, out += kFactorGroup) {
-    float scale = HalfToFloat(row.scales[k / kScaleGroup]);
+    const uint16_t bits = row.scales[k / encoding.scale_group];
+    float scale = bf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
     if (encoding.has_factors) scale *= static_cast<float>(row.factors[k / kFactorGroup]);
     for (int j = 0; j < kFactorGroup; ++j) out[j] = scale * static_cast<float>(row.codes[k + j]);
     if (!encoding.has_minimums) continue;
@@ -41,7 +45,7 @@ void Decode(const WeightEncoding& encoding, const WeightRow& row, int begin, int
       return;
     case Numbers::kBf16:
       for (int k = begin; k < end; ++k) {
-        *out++ = std::bit_cast<float>(static_cast<uint32_t>(LoadAs<uint16_t>(p + k * 2)) << 16);
+        *out++ = Bf16ToFloat(LoadAs<uint16_t>(p + k * 2));
       }
       return;
     case Numbers::kCodes:

@@ -16,8 +16,8 @@ inline constexpr int kPanelOutputs = 32;
 // Windows begin at the multiples of this K in the rows of the file. No block of a format lies in
 // two windows.
 inline constexpr int kPanelWindow = 256;
-// The number of consecutive k that have a scale and a minimum. A format with longer groups repeats
-// them.
+// The number of consecutive k that have a scale and a minimum, unless the encoding says that scales
+// are finer. A format with longer groups repeats them.
 inline constexpr int kScaleGroup = 32;
 // The number of consecutive k that have a factor, where the encoding has factors. All k of a window
 // have one scale and one minimum then.
@@ -29,10 +29,16 @@ inline constexpr int kFactorGroup = 16;
 // have is left out. Weights of equal encodings can be one matrix.
 struct WeightEncoding {
   enum class Numbers : uint8_t { kFp32, kFp16, kBf16, kCodes };
+  // The codes that there may be: all from low to high, or those of a table (ValuesOf).
+  enum class Values : uint8_t { kAll, kIq4, kFp4 };
+  enum class Scales : uint8_t { kFp16, kBf16 };
 
   Numbers numbers = Numbers::kFp32;
   // What follows is about codes.
-  int8_t low = 0;  // every code is within [low, high]
+  Values values = Values::kAll;
+  Scales scales = Scales::kFp16;
+  uint8_t scale_group = kScaleGroup;  // the k that have a scale: kScaleGroup or kFactorGroup
+  int8_t low = 0;                     // every code is within [low, high]
   int8_t high = 0;
   bool has_factors = false;
   bool has_minimums = false;
@@ -41,11 +47,20 @@ struct WeightEncoding {
   bool operator==(const WeightEncoding&) const = default;
 };
 
+// The codes of a table, by the index that a file has. kIq4 is that of IQ4_NL and IQ4_XS, and kFp4
+// has twice the values of FP4 (E2M1) in MXFP4 and NVFP4.
+inline constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                          1,    13,   25,  38,  53,  69,  89,  113};
+inline constexpr int8_t kFp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr const int8_t (&ValuesOf(WeightEncoding::Values table))[16] {
+  return table == WeightEncoding::Values::kIq4 ? kIq4Values : kFp4Values;
+}
+
 // One output's window. Index k is the k of the row modulo kPanelWindow.
 struct WeightRow {
   alignas(64) std::byte numbers[kPanelWindow * sizeof(float)];  // [256] fp32, fp16 or bf16
   int8_t codes[kPanelWindow];
-  uint16_t scales[kPanelWindow / kScaleGroup];    // fp16
+  uint16_t scales[kPanelWindow / kFactorGroup];   // [256 / scale_group] fp16 or bf16
   uint16_t minimums[kPanelWindow / kScaleGroup];  // fp16
   int8_t factors[kPanelWindow / kFactorGroup];
   int8_t minimum_factors[kPanelWindow / kFactorGroup];

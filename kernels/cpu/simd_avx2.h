@@ -222,6 +222,17 @@ struct Avx2 {
   static FLOTILLA_INLINE I Nibble(I x) {
     return {Nibble1<kIndex>(x.a), Nibble1<kIndex>(x.b)};
   }
+  // Sixteen int8, twice.
+  using Table = __m256i;
+  static FLOTILLA_INLINE Table LoadTable(const int8_t (&values)[16]) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+  // The entries of a table at the nibbles kIndex. The compiler looks up those of kIndex and
+  // kIndex + 2 at once, which are the bytes of a lane.
+  template <int kIndex>
+  static FLOTILLA_INLINE I TableNibble(I x, Table table) {
+    return {TableNibble1<kIndex>(x.a, table), TableNibble1<kIndex>(x.b, table)};
+  }
   template <int kBits>
   static FLOTILLA_INLINE I Shl16(I x) {
     return {_mm256_slli_epi16(x.a, kBits), _mm256_slli_epi16(x.b, kBits)};
@@ -257,6 +268,13 @@ struct Avx2 {
   static FLOTILLA_INLINE __m256i Nibble1(__m256i x) {
     const __m256i shifted = kIndex == 0 ? x : _mm256_srli_epi16(x, 4 * kIndex);
     return kIndex == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
+  }
+  template <int kIndex>
+  static FLOTILLA_INLINE __m256i TableNibble1(__m256i x, __m256i table) {
+    const __m256i shifted = kIndex % 2 == 0 ? x : _mm256_srli_epi16(x, 4);
+    const __m256i places = _mm256_and_si256(shifted, _mm256_set1_epi8(15));
+    const __m256i entries = _mm256_shuffle_epi8(table, places);
+    return _mm256_srai_epi16(kIndex < 2 ? _mm256_slli_epi16(entries, 8) : entries, 8);
   }
 };
 

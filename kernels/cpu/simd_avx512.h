@@ -129,6 +129,18 @@ struct Avx512 {
     const __m512i shifted = kIndex == 0 ? x : _mm512_srli_epi16(x, 4 * kIndex);
     return kIndex == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
   }
+  // Sixteen int8 as 16-bit lanes, twice: places have five bits.
+  using Table = __m512i;
+  static FLOTILLA_INLINE Table LoadTable(const int8_t (&values)[16]) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return _mm512_broadcast_i64x4(_mm256_cvtepi8_epi16(bytes));
+  }
+  // The entries of a table at the nibbles kIndex. Only the lower five bits of a lane count.
+  template <int kIndex>
+  static FLOTILLA_INLINE I TableNibble(I x, Table table) {
+    const __m512i places = kIndex == 0 ? x : _mm512_srli_epi16(x, 4 * kIndex);
+    return _mm512_permutexvar_epi16(places, table);
+  }
   template <int kBits>
   static FLOTILLA_INLINE I Shl16(I x) {
     return _mm512_slli_epi16(x, kBits);

@@ -7,9 +7,13 @@
 #include "kernels/packing/five_k.h"
 #include "kernels/packing/floats.h"
 #include "kernels/packing/fp16.h"
+#include "kernels/packing/iq4.h"
+#include "kernels/packing/iq4_k.h"
 #include "kernels/packing/kind.h"
+#include "kernels/packing/mxfp4.h"
 #include "kernels/packing/nibbles.h"
 #include "kernels/packing/nibbles_k.h"
+#include "kernels/packing/nvfp4.h"
 #include "kernels/packing/six.h"
 #include "kernels/packing/three_k.h"
 
@@ -27,6 +31,10 @@ using Kinds = KindList<  //
     NibblesK,            //
     FiveK,               //
     ThreeK,              //
+    Iq4,                 //
+    Iq4K,                //
+    Mxfp4,               //
+    Nvfp4,               //
     Floats,              //
     Bf16,                //
     Fp16>;

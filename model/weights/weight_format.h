@@ -44,6 +44,17 @@ inline void ReadNibbles(const std::byte* nibbles, int zero, int8_t* codes) {
   }
 }
 
+// The same with `bytes` bytes, whose nibbles are places in a table of codes. Element j + `bytes` is
+// in the high nibble of byte j.
+inline void ReadTableNibbles(const std::byte* nibbles, int bytes, const int8_t (&table)[16],
+                             int8_t* codes) {
+  for (int j = 0; j < bytes; ++j) {
+    const int packed = std::to_integer<int>(nibbles[j]);
+    codes[j] = table[packed & 15];
+    codes[j + bytes] = table[packed >> 4];
+  }
+}
+
 // The scales and the minimums of a window with one of each, which are fp16 at `d` and `m`. A
 // minimum is the negative of what the file has.
 inline void ReadSuperScales(const std::byte* d, const std::byte* m, int window, WeightRow& row) {

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/encode_weights.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"

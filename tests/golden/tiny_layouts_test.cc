@@ -222,6 +222,28 @@ TEST(TinyLayouts, ShardsEndInsideWindowsOfKQuants) {
                        .embedding_type = kQ5_K});
 }
 
+// And of tables of codes: their factors are those of 32, and NVFP4 has blocks of 64.
+TEST(TinyLayouts, ShardsEndInsideBlocksOfTables) {
+  using enum model::GgmlType;
+  ExpectTheSameBitsOf({.hidden = 256,
+                       .heads = 4,
+                       .kv_heads = 4,
+                       .head_dim = 192,
+                       .ffn = 256,
+                       .matrix_type = kIQ4_XS,
+                       .other_type = kNVFP4,
+                       .embedding_type = kMXFP4});
+  // Three heads of 32: their splits end inside blocks.
+  ExpectTheSameBitsOf({.hidden = 192,
+                       .heads = 6,
+                       .kv_heads = 3,
+                       .head_dim = 32,
+                       .ffn = 320,
+                       .matrix_type = kNVFP4,
+                       .other_type = kIQ4_NL,
+                       .embedding_type = kNVFP4});
+}
+
 // Heads whose size is no multiple of 16, also with longer V, and splits that begin anywhere.
 TEST(TinyLayouts, HeadsMayHaveAnySize) {
   ExpectTheSameBitsOf({.head_dim = 40});

@@ -105,16 +105,25 @@ struct RandomWeights {
           put(i, FloatToBf16(random.Unit()));
           break;
         case WeightEncoding::Numbers::kCodes:
-          row.codes[i] = static_cast<int8_t>(random.Int(encoding.low, encoding.high));
+          row.codes[i] = encoding.values == WeightEncoding::Values::kAll
+                             ? static_cast<int8_t>(random.Int(encoding.low, encoding.high))
+                             : ValuesOf(encoding.values)[random.Int(0, 15)];
           break;
       }
     }
-    for (uint16_t& scale : row.scales) scale = RandomHalf(random);
+    for (uint16_t& scale : row.scales) {
+      scale = encoding.scales == WeightEncoding::Scales::kBf16 ? FloatToBf16(random.Unit())
+                                                               : RandomHalf(random);
+    }
     for (uint16_t& minimum : row.minimums) minimum = RandomHalf(random);
     for (int8_t& factor : row.factors) factor = static_cast<int8_t>(random.Int(-128, 127));
     // A format with factors has one scale for the whole window.
     if (encoding.has_factors) {
       std::fill(std::begin(row.scales), std::end(row.scales), row.scales[0]);
+    }
+    // IQ4_XS has a factor for 32 k.
+    if (encoding.values != WeightEncoding::Values::kAll) {
+      for (int i = 1; i < kPanelWindow / kFactorGroup; i += 2) row.factors[i] = row.factors[i - 1];
     }
     if (!encoding.has_minimum_factors) return;
     // As K-quants have them: of 6 bits, the same for 32 k, beside one scale and one minimum.

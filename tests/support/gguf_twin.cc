@@ -1,4 +1,5 @@
 #include "tests/support/gguf_twin.h"
+#include "tests/support/encode_weights.h"
 
 #include <algorithm>
 #include <cmath>

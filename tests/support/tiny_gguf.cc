@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "tests/support/encode_weights.h"
 #include "tests/support/random.h"
 
 namespace flotilla::testing {
@@ -192,107 +193,6 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
   if (!o.tied_embedding) matrix("output.weight", o.hidden, o.vocab, o.embedding_type);
 }
 
-// A block of 256 as model/weights/q6_k.cc reads it.
-void EncodeQ6_K(std::span<const float> values, std::vector<std::byte>& out) {
-  constexpr size_t kGroups = 16;
-  float largest[kGroups] = {};
-  for (size_t i = 0; i < values.size(); ++i) {
-    largest[i / 16] = std::max(largest[i / 16], std::fabs(values[i]));
-  }
-  // The largest code is 31, and the largest factor 127.
-  const uint16_t half =
-      model::FloatToHalf(*std::max_element(largest, largest + kGroups) / (31 * 127));
-  const float d = model::HalfToFloat(half);
-  uint8_t nibbles[128] = {}, pairs[64] = {};
-  int8_t factors[kGroups];
-  for (size_t g = 0; g < kGroups; ++g) {
-    factors[g] =
-        static_cast<int8_t>(d > 0 ? std::clamp(std::lround(largest[g] / (31 * d)), 1l, 127l) : 0);
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    const float scale = d * static_cast<float>(factors[i / 16]);
-    const long code = scale > 0 ? std::clamp(std::lround(values[i] / scale), -32l, 31l) + 32 : 32;
-    const size_t part = i / 128, quarter = i % 128 / 32, l = i % 32;
-    nibbles[part * 64 + quarter % 2 * 32 + l] |=
-        static_cast<uint8_t>((code & 15) << quarter / 2 * 4);
-    pairs[part * 32 + l] |= static_cast<uint8_t>(code >> 4 << quarter * 2);
-  }
-  Append(out, nibbles, sizeof nibbles);
-  Append(out, pairs, sizeof pairs);
-  Append(out, factors, sizeof factors);
-  Put(out, half);
-}
-
-// A block of 256 as model/weights/q4_k.cc and q5_k.cc read it.
-void EncodeKQuant(int bits, std::span<const float> values, std::vector<std::byte>& out) {
-  const int most = (1 << bits) - 1;
-  float scales[8], minimums[8];  // of each 32; a minimum is at most 0
-  for (size_t g = 0; g < 8; ++g) {
-    const auto [low, high] =
-        std::minmax_element(values.begin() + g * 32, values.begin() + g * 32 + 32);
-    minimums[g] = std::min(*low, 0.0f);
-    scales[g] = (std::max(*high, 0.0f) - minimums[g]) / static_cast<float>(most);
-  }
-  const uint16_t half_d = model::FloatToHalf(*std::max_element(scales, scales + 8) / 63);
-  const uint16_t half_m = model::FloatToHalf(-*std::min_element(minimums, minimums + 8) / 63);
-  const float d = model::HalfToFloat(half_d), m = model::HalfToFloat(half_m);
-  uint8_t factors[8], minimum_factors[8], nibbles[128] = {}, fifths[32] = {};
-  for (size_t g = 0; g < 8; ++g) {
-    const auto factor = [](float value, float unit) {
-      return static_cast<uint8_t>(unit > 0 ? std::clamp(std::lround(value / unit), 0l, 63l) : 0);
-    };
-    factors[g] = factor(scales[g], d);
-    minimum_factors[g] = factor(-minimums[g], m);
-    const float scale = d * static_cast<float>(factors[g]);
-    for (size_t l = 0; l < 32; ++l) {
-      const float above = values[g * 32 + l] + m * static_cast<float>(minimum_factors[g]);
-      const long code = scale > 0 ? std::clamp<long>(std::lround(above / scale), 0, most) : 0;
-      nibbles[g / 2 * 32 + l] |= static_cast<uint8_t>((code & 15) << g % 2 * 4);
-      fifths[l] |= static_cast<uint8_t>((code >> 4) << g);
-    }
-  }
-  uint8_t packed[12] = {};
-  for (size_t g = 0; g < 4; ++g) {
-    packed[g] = static_cast<uint8_t>(factors[g] | (factors[g + 4] >> 4) << 6);
-    packed[g + 4] = static_cast<uint8_t>(minimum_factors[g] | (minimum_factors[g + 4] >> 4) << 6);
-    packed[g + 8] =
-        static_cast<uint8_t>((factors[g + 4] & 15) | (minimum_factors[g + 4] & 15) << 4);
-  }
-  Put(out, half_d);
-  Put(out, half_m);
-  Append(out, packed, sizeof packed);
-  if (bits == 5) Append(out, fifths, sizeof fifths);
-  Append(out, nibbles, sizeof nibbles);
-}
-
-// A block of 256 as model/weights/q3_k.cc reads it.
-void EncodeQ3_K(std::span<const float> values, std::vector<std::byte>& out) {
-  constexpr size_t kGroups = 16;
-  float scales[kGroups] = {};  // of each 16
-  for (size_t i = 0; i < values.size(); ++i) {
-    scales[i / 16] = std::max(scales[i / 16], std::fabs(values[i]) / 4);
-  }
-  const uint16_t half = model::FloatToHalf(*std::max_element(scales, scales + kGroups) / 31);
-  const float d = model::HalfToFloat(half);
-  uint8_t thirds[32] = {}, pairs[64] = {}, factors[12] = {};
-  for (size_t g = 0; g < kGroups; ++g) {
-    const long factor = d > 0 ? std::clamp(std::lround(scales[g] / d), 0l, 31l) : 0;
-    const size_t stored = static_cast<size_t>(factor) + 32;
-    factors[g % 8] |= static_cast<uint8_t>((stored & 15) << g / 8 * 4);
-    factors[8 + g % 4] |= static_cast<uint8_t>((stored >> 4) << g / 4 * 2);
-    const float scale = d * static_cast<float>(factor);
-    for (size_t i = g * 16; i < g * 16 + 16; ++i) {
-      const long code = scale > 0 ? std::clamp(std::lround(values[i] / scale), -4l, 3l) + 4 : 4;
-      pairs[i / 128 * 32 + i % 32] |= static_cast<uint8_t>((code & 3) << i % 128 / 32 * 2);
-      thirds[i % 32] |= static_cast<uint8_t>((code >> 2) << i / 32);
-    }
-  }
-  Append(out, thirds, sizeof thirds);
-  Append(out, pairs, sizeof pairs);
-  Append(out, factors, sizeof factors);
-  Put(out, half);
-}
-
 [[noreturn]] void Die(const char* why) {
   std::fprintf(stderr, "tiny_gguf: %s\n", why);
   std::abort();
@@ -388,52 +288,6 @@ std::vector<std::vector<std::byte>> GgufBuilder::BuildParts(size_t count) const 
     files.push_back(file.Build());
   }
   return files;
-}
-
-std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values) {
-  std::vector<std::byte> out;
-  constexpr size_t kBlock = 32;
-  if (type == model::GgmlType::kF32) {
-    Append(out, values.data(), values.size_bytes());
-  } else if (type == model::GgmlType::kF16) {
-    for (const float value : values) Put(out, model::FloatToHalf(value));
-  } else if (type == model::GgmlType::kBF16) {
-    for (const float value : values) {
-      Put(out, static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
-    }
-  } else if (type == model::GgmlType::kQ8_0) {
-    for (size_t i = 0; i < values.size(); i += kBlock) {
-      float largest = 0;
-      for (const float v : values.subspan(i, kBlock)) largest = std::max(largest, std::fabs(v));
-      const float scale = largest / 127;
-      Put(out, model::FloatToHalf(scale));
-      for (const float v : values.subspan(i, kBlock)) {
-        Put(out, static_cast<int8_t>(scale > 0 ? std::round(v / scale) : 0));
-      }
-    }
-  } else if (type == model::GgmlType::kQ4_1) {
-    for (size_t i = 0; i < values.size(); i += kBlock) {
-      const auto block = values.subspan(i, kBlock);
-      const auto [low, high] = std::minmax_element(block.begin(), block.end());
-      const float scale = (*high - *low) / 15;
-      const auto code = [&](size_t j) {
-        return scale > 0 ? std::clamp(std::lround((block[j] - *low) / scale), 0l, 15l) : 0l;
-      };
-      Put(out, model::FloatToHalf(scale));
-      Put(out, model::FloatToHalf(*low));
-      for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
-    }
-  } else if (type == model::GgmlType::kQ4_K || type == model::GgmlType::kQ5_K) {
-    const int bits = type == model::GgmlType::kQ4_K ? 4 : 5;
-    for (size_t i = 0; i < values.size(); i += 256) EncodeKQuant(bits, values.subspan(i, 256), out);
-  } else if (type == model::GgmlType::kQ3_K) {
-    for (size_t i = 0; i < values.size(); i += 256) EncodeQ3_K(values.subspan(i, 256), out);
-  } else if (type == model::GgmlType::kQ6_K) {
-    for (size_t i = 0; i < values.size(); i += 256) EncodeQ6_K(values.subspan(i, 256), out);
-  } else {
-    Die("EncodeTensor: a type without an encoder");
-  }
-  return out;
 }
 
 GgufBuilder TinyGgufBuilder(const TinyModelOptions& options) {

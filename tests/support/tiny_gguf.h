@@ -48,10 +48,6 @@ class GgufBuilder {
   std::vector<Tensor> tensors_;
 };
 
-// Blocks of `type` that encode `values`, which are whole blocks; F32, F16, BF16 (cut off), Q4_1,
-// Q8_0, Q3_K, Q4_K, Q5_K and Q6_K.
-std::vector<std::byte> EncodeTensor(model::GgmlType type, std::span<const float> values);
-
 struct TinyModelOptions {
   uint32_t hidden = 128;  // multiple of 32
   uint32_t layers = 2;

@@ -61,7 +61,11 @@ inline double WeightOf(const WeightEncoding& encoding, const WeightRow& row, int
     case WeightEncoding::Numbers::kCodes:
       break;
   }
-  double weight = double{model::HalfToFloat(row.scales[k / kScaleGroup])} * row.codes[k];
+  const uint16_t scale = row.scales[k / encoding.scale_group];
+  double weight = row.codes[k];
+  weight *= encoding.scales == WeightEncoding::Scales::kBf16
+                ? std::bit_cast<float>(uint32_t{scale} << 16)
+                : model::HalfToFloat(scale);
   if (encoding.has_factors) weight *= row.factors[k / kFactorGroup];
   if (!encoding.has_minimums) return weight;
   double minimum = model::HalfToFloat(row.minimums[k / kScaleGroup]);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_format.h"
 #include "model/load_spec.h"
+#include "tests/support/encode_weights.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/tiny_gguf.h"
 

@@ -15,7 +15,7 @@ import numpy as np
 WEIGHTS = 512
 # Where a block has its fp16 scales. In F16 a block is one.
 HALVES = {"F32": (), "BF16": (), "F16": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
-          "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
+          "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "NVFP4": (), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 
 
 def make(name):
@@ -28,6 +28,9 @@ def make(name):
         if len(halves) > 3:
             halves[:3] = [-0.25, 0, np.float16(3e-6)]
         blocks[:, at:at + 2] = halves.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":  # exponents whose weights are finite
+        blocks[:, 0] = random.integers(0, 253, len(blocks))
+        blocks[:3, 0] = [0, 1, 252]
     if name == "F32":
         blocks = random.normal(0, 1, WEIGHTS).astype(np.float32).view(np.uint8)
     if name == "BF16":

@@ -27,6 +27,7 @@
 #include "absl/synchronization/mutex.h"
 #include "model/load_spec.h"
 #include "tests/support/deferred_backend.h"
+#include "tests/support/encode_weights.h"
 #include "tests/support/random.h"
 #include "tests/support/tiny_gguf.h"
 #include "tests/worker/compute/decoder_machine.h"

@@ -86,6 +86,13 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
        .matrix_type = model::GgmlType::kQ3_K,
        .other_type = model::GgmlType::kF32,
        .embedding_type = model::GgmlType::kQ5_K},
+      {.hidden = 256,
+       .head_dim = 64,
+       .ffn = 256,
+       .matrix_type = model::GgmlType::kIQ4_XS,
+       .other_type = model::GgmlType::kNVFP4,
+       .embedding_type = model::GgmlType::kMXFP4},
+      {.matrix_type = model::GgmlType::kIQ4_NL, .other_type = model::GgmlType::kMXFP4},
   };
   for (const TinyModelOptions& shape : shapes) {
     const Model model(shape);
@@ -216,7 +223,14 @@ TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
                                      .ffn = 256,
                                      .matrix_type = model::GgmlType::kQ5_K,
                                      .other_type = model::GgmlType::kQ3_K}));
+  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
+                                     .head_dim = 64,
+                                     .ffn = 256,
+                                     .matrix_type = model::GgmlType::kIQ4_XS,
+                                     .other_type = model::GgmlType::kNVFP4}));
   ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
+  ExpectTheSameBitsOfBackends(
+      Model({.ffn = 96, .experts = 6, .matrix_type = model::GgmlType::kMXFP4}));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
 #include "tests/support/deferred_backend.h"
+#include "tests/support/encode_weights.h"
 #include "tests/support/gguf_twin.h"
 #include "tests/support/made_weights.h"
 #include "tests/support/scratch_directory.h"
