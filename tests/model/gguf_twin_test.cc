@@ -2,34 +2,26 @@
 // tests/data/*/gguf.tsv has their names, types, shapes and SHA-256.
 #include "tests/support/gguf_twin.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <openssl/evp.h>
-
 #include <cstring>
 #include <limits>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "absl/strings/escaping.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include "absl/strings/str_cat.h"
 #include "model/ggml_type.h"
 #include "model/load_spec.h"
 #include "model/rope_frequencies.h"
+#include "tests/support/sha256.h"
 #include "tests/support/tiny_case.h"
 
 namespace flotilla::model {
 namespace {
 
-using testing::GgufManifest, testing::ReadGgufManifest;
-
-std::string Sha256(const std::vector<std::byte>& bytes) {
-  std::string digest(EVP_MD_size(EVP_sha256()), '\0');
-  EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), nullptr,
-             EVP_sha256(), nullptr);
-  return absl::BytesToHexString(digest);
-}
+using testing::GgufManifest, testing::ReadGgufManifest, testing::Sha256;
 
 void ExpectTheConvertersTensors(const std::string& path, const GgufManifest& manifest) {
   const auto tiny = testing::ReadTinyCase(path);

@@ -2,12 +2,20 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <fstream>
 #include <memory>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "model/tensor.h"
+#include "tests/support/random.h"
+#include "tests/support/sha256.h"
 #include "tests/support/weight_case.h"
 
 namespace flotilla::model {
@@ -34,6 +42,56 @@ TEST(WeightFormats, DequantizeToTheBitsOfGguf) {
     ASSERT_TRUE(DequantizeRow(format->type, expected.blocks, weights).ok());
     EXPECT_EQ(Bits(weights), Bits(expected.weights));
   }
+}
+
+// 1,000 random blocks of each format with finite scales, as tests/data/weights/make_weights.py
+// makes them of a counter, have the hash of what gguf decodes them to.
+TEST(WeightFormats, ThousandBlocksDequantizeToTheBitsOfGguf) {
+  constexpr size_t kBlocks = 1000;
+  struct Finite {
+    char kind;
+    uint16_t when, clear, then;
+  };
+  constexpr Finite kFinite[] = {
+      {'h', 0x7C00, 0x4000, 0}, {'b', 0x7F80, 0x4000, 0}, {'d', 0, 0x7FC0, 0x3F80}};
+  size_t formats = 0;
+  std::ifstream rows("tests/data/weights/hashes.tsv");
+  for (std::string name, numbers, hash; std::getline(rows, name, '\t') &&
+                                        std::getline(rows, numbers, '\t') &&
+                                        std::getline(rows, hash);) {
+    SCOPED_TRACE(name);
+    const auto format = std::ranges::find_if(
+        WeightFormats(), [&](const WeightFormat* each) { return Name(*each) == name; });
+    ASSERT_NE(format, WeightFormats().end());
+    ++formats;
+    const GgmlTypeInfo& info = *FindGgmlType(static_cast<uint32_t>((*format)->type));
+    std::vector<std::byte> blocks(kBlocks * info.block_bytes + 8);
+    for (size_t i = 0; i * 8 < kBlocks * info.block_bytes; ++i) {
+      const uint64_t word = testing::MixBits(i * testing::kRandomStep);
+      std::memcpy(blocks.data() + i * 8, &word, sizeof word);
+    }
+    blocks.resize(kBlocks * info.block_bytes);
+    std::istringstream list(numbers);
+    for (std::string number; std::getline(list, number, ',');) {
+      for (size_t i = 0; i < kBlocks; ++i) {
+        std::byte* at = blocks.data() + i * info.block_bytes + std::stoul(number.substr(1));
+        if (number[0] == 'e') {
+          if (*at > std::byte{252}) *at ^= std::byte{128};
+          continue;
+        }
+        const auto* finite = std::ranges::find(kFinite, number[0], &Finite::kind);
+        uint16_t bits = LoadAs<uint16_t>(at);
+        if ((bits & finite->when) == finite->when) {
+          bits = static_cast<uint16_t>((bits & ~finite->clear) | finite->then);
+        }
+        std::memcpy(at, &bits, sizeof bits);
+      }
+    }
+    std::vector<float> weights(kBlocks * info.block_elements);
+    ASSERT_TRUE(DequantizeRow((*format)->type, blocks, weights).ok());
+    EXPECT_EQ(testing::Sha256(std::as_bytes(std::span(weights))), hash);
+  }
+  EXPECT_EQ(formats, WeightFormats().size());
 }
 
 // Rows in any order, and ranges that begin and end inside the blocks of a format.
