@@ -38,7 +38,7 @@ namespace flotilla::kernels {
 // x[row, i] ~ scales[row, split of i] * values[row, i].
 struct QuantizedRows {
   int16_t* values = nullptr;    // [rows, k], within +-32767
-  float* group_sums = nullptr;  // [rows, k / kActivationGroup] the sum of each group, exact
+  float* group_sums = nullptr;  // [rows, k / kSumSpan] the sums of each group and of its first half
   float* scales = nullptr;      // [rows, splits]
 };
 

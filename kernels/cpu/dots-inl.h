@@ -14,14 +14,19 @@ namespace flotilla::kernels {
 template <int R>
 struct BlockRows {
   const int16_t* const (&values)[R];  // the rows
-  const float* sums;                  // [R, groups] of the rows' activation groups
+  const float* sums;                  // [R, groups, 2] of the rows' activation groups
   int groups;
   int block;
 
   // The sum of the block's activation group in row r.
   FLOTILLA_INLINE float sum(int r) const {
     static_assert(kBlockK == kActivationGroup);
-    return sums[r * groups + block];
+    return sums[(r * groups + block) * 2];
+  }
+  // Those of its two halves.
+  FLOTILLA_INLINE float half_sum(int r, int half) const {
+    const float first = sums[(r * groups + block) * 2 + 1];
+    return half == 0 ? first : sum(r) - first;
   }
 };
 

@@ -47,7 +47,7 @@ FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, floa
   const bool finite = max_bits < 0x7F800000;
   if (!finite || max < 1e-30f) {
     for (int i = 0; i < n; i += 16) S::StoreInt16(values + i, S::IZero());
-    for (int b = 0; b < n / kActivationGroup; ++b) sums[b] = 0.0f;
+    for (int b = 0; b < n / kSumSpan; ++b) sums[b] = 0.0f;
     return finite ? 0.0f : __builtin_nanf("");
   }
   const auto inverse = S::Set1(32767.0f / max);
@@ -56,7 +56,10 @@ FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, floa
     const I high = S::ToInt(S::Mul(S::Load(x + i + 16), inverse));
     S::StoreInt16(values + i, low);
     S::StoreInt16(values + i + 16, high);
-    sums[i / kActivationGroup] = static_cast<float>(S::ISum(S::IAdd(low, high)));
+    int32_t first, second;
+    S::ISums(low, high, first, second);
+    sums[i / kSumSpan] = static_cast<float>(first + second);
+    sums[i / kSumSpan + 1] = static_cast<float>(first);
   }
   return max / 32767.0f;
 }
@@ -66,13 +69,13 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
-    float* sums = args.out.group_sums + static_cast<int64_t>(row) * (args.k / kActivationGroup);
+    float* sums = args.out.group_sums + static_cast<int64_t>(row) * (args.k / kSumSpan);
     float* scales = args.out.scales + static_cast<int64_t>(row) * args.split_count;
     int begin = 0;
     for (int split = 0; split < args.split_count; ++split) {
       const int end = args.split_ends[split];
       scales[split] =
-          QuantizeSplit<S>(x + begin, end - begin, values + begin, sums + begin / kActivationGroup);
+          QuantizeSplit<S>(x + begin, end - begin, values + begin, sums + begin / kSumSpan);
       begin = end;
     }
   }

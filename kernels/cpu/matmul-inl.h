@@ -94,7 +94,7 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
   const int16_t* x[R];
   FLOTILLA_UNROLL
   for (int r = 0; r < R; ++r) x[r] = args.x.values + static_cast<int64_t>(row + r) * w.k;
-  const float* sums = args.x.group_sums + static_cast<int64_t>(row) * (w.k / kActivationGroup);
+  const float* sums = args.x.group_sums + static_cast<int64_t>(row) * (w.k / kSumSpan);
   const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
 
   SplitTree<S, R * H> tree;

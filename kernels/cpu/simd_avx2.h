@@ -175,12 +175,13 @@ struct Avx2 {
     const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
     return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
   }
-  static FLOTILLA_INLINE int32_t ISum(I x) {
-    const __m256i half = _mm256_add_epi32(x.a, x.b);
-    const __m128i quarter =
-        _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    const __m128i pair = _mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32(pair, 0xB1)));
+  static FLOTILLA_INLINE void ISums(I x, I y, int32_t& x_sum, int32_t& y_sum) {
+    const __m256i pairs = _mm256_hadd_epi32(_mm256_add_epi32(x.a, x.b), _mm256_add_epi32(y.a, y.b));
+    const __m128i sums =
+        _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128i both = _mm_hadd_epi32(sums, sums);
+    x_sum = _mm_cvtsi128_si32(both);
+    y_sum = _mm_extract_epi32(both, 1);
   }
   static FLOTILLA_INLINE int32_t IMaxLane(I x) {
     const __m256i half = _mm256_max_epi32(x.a, x.b);

@@ -98,7 +98,17 @@ struct Avx512 {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
   }
   static FLOTILLA_INLINE float MaxLane(F x) { return _mm512_reduce_max_ps(x); }
-  static FLOTILLA_INLINE int32_t ISum(I x) { return _mm512_reduce_add_epi32(x); }
+  static FLOTILLA_INLINE void ISums(I x, I y, int32_t& x_sum, int32_t& y_sum) {
+    const auto half = [](I z) {
+      return _mm256_add_epi32(_mm512_castsi512_si256(z), _mm512_extracti64x4_epi64(z, 1));
+    };
+    const __m256i pairs = _mm256_hadd_epi32(half(x), half(y));
+    const __m128i sums =
+        _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128i both = _mm_hadd_epi32(sums, sums);
+    x_sum = _mm_cvtsi128_si32(both);
+    y_sum = _mm_extract_epi32(both, 1);
+  }
   static FLOTILLA_INLINE int32_t IMaxLane(I x) { return _mm512_reduce_max_epi32(x); }
 
   // 16 halves to fp32.

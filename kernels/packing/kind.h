@@ -23,7 +23,7 @@
 // sums:
 //
 //   AddBlock(record, lane, x, sums, acc)  one column's sum after the block. x are the block's
-//                              kBlockK activations, and sums those of its activation groups
+//                              kBlockK activations, and sums the two of their group
 //   AddBlock<S, R, H>(...)     the same for R rows and H halves of 16 columns
 //
 // Functions of S are vector code (kernels/cpu/simd.h). The others are the scalar twin; they are
@@ -40,8 +40,10 @@ namespace flotilla::kernels {
 
 inline constexpr int kPanelColumns = 32;  // outputs of a record
 inline constexpr int kBlockK = 32;        // inputs of a record
-// Activations have the exact sums of groups of this many, for kinds whose weights have minimums.
+// Of each group of this many activations there are two exact numbers, for kinds whose weights have
+// minimums: the sum, and the sum of the first half. So there is one for each kSumSpan activations.
 inline constexpr int kActivationGroup = 32;
+inline constexpr int kSumSpan = 16;
 
 // The position of a kind in Kinds (kinds.h).
 enum class PackedKind : uint8_t {};

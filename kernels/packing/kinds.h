@@ -16,6 +16,7 @@
 #include "kernels/packing/nvfp4.h"
 #include "kernels/packing/six.h"
 #include "kernels/packing/three_k.h"
+#include "kernels/packing/two_k.h"
 
 namespace flotilla::kernels {
 
@@ -31,6 +32,7 @@ using Kinds = KindList<  //
     NibblesK,            //
     FiveK,               //
     ThreeK,              //
+    TwoK,                //
     Iq4,                 //
     Iq4K,                //
     Mxfp4,               //

@@ -21,7 +21,7 @@ template <class Kind>
 float ProductI16(const MatMulI16Args& args, int row, int column) {
   const MatrixView& w = args.weights;
   const int16_t* x = args.x.values + static_cast<int64_t>(row) * w.k;
-  const float* sums = args.x.group_sums + static_cast<int64_t>(row) * (w.k / kActivationGroup);
+  const float* sums = args.x.group_sums + static_cast<int64_t>(row) * (w.k / kSumSpan);
   const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
   float partials[kMaxSplits];
   int k = 0;
@@ -29,7 +29,7 @@ float ProductI16(const MatMulI16Args& args, int row, int column) {
     float acc = 0;
     for (; k < w.split_ends[split]; k += kBlockK) {
       const auto record = RecordOf<Kind>(w, column / kPanelColumns, k / kBlockK);
-      acc = Kind::AddBlock(record, column % kPanelColumns, x + k, sums + k / kActivationGroup, acc);
+      acc = Kind::AddBlock(record, column % kPanelColumns, x + k, sums + k / kSumSpan, acc);
     }
     partials[split] = scales[split] * acc;
   }
@@ -75,7 +75,7 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
-    float* sums = args.out.group_sums + static_cast<int64_t>(row) * (args.k / kActivationGroup);
+    float* sums = args.out.group_sums + static_cast<int64_t>(row) * (args.k / kSumSpan);
     int begin = 0;
     for (int split = 0; split < args.split_count; ++split) {
       const int end = args.split_ends[split];
@@ -93,9 +93,10 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
         values[i] = zero ? 0 : static_cast<int16_t>(std::nearbyint(x[i] * inverse));
       }
       for (int g = begin; g < end; g += kActivationGroup) {
-        int32_t sum = 0;
-        for (int i = 0; i < kActivationGroup; ++i) sum += values[g + i];
-        sums[g / kActivationGroup] = static_cast<float>(sum);
+        int32_t halves[2] = {};
+        for (int i = 0; i < kActivationGroup; ++i) halves[i / kSumSpan] += values[g + i];
+        sums[g / kSumSpan] = static_cast<float>(halves[0] + halves[1]);
+        sums[g / kSumSpan + 1] = static_cast<float>(halves[0]);
       }
       float* scale = args.out.scales + static_cast<int64_t>(row) * args.split_count + split;
       *scale = !finite ? BitsFloat(0x7FC00000u) : zero ? 0.0f : max / 32767.0f;

@@ -217,7 +217,7 @@ TEST(TinyLayouts, ShardsEndInsideWindowsOfKQuants) {
                        .kv_heads = 1,
                        .head_dim = 256,
                        .ffn = 768,
-                       .matrix_type = kQ4_1,
+                       .matrix_type = kQ2_K,
                        .other_type = kQ5_K,
                        .embedding_type = kQ5_K});
 }

@@ -126,11 +126,16 @@ struct RandomWeights {
       for (int i = 1; i < kPanelWindow / kFactorGroup; i += 2) row.factors[i] = row.factors[i - 1];
     }
     if (!encoding.has_minimum_factors) return;
-    // As K-quants have them: of 6 bits, the same for 32 k, beside one scale and one minimum.
+    // As K-quants have them: of 6 bits, the same for 32 k, or in Q2_K of 4 bits for 16, beside one
+    // scale and one minimum.
+    const bool fine = encoding.high == 3;
     for (int i = 0; i < kPanelWindow / kFactorGroup; ++i) {
-      row.factors[i] = static_cast<int8_t>(i % 2 == 0 ? random.Int(0, 63) : row.factors[i - 1]);
-      row.minimum_factors[i] =
-          static_cast<int8_t>(i % 2 == 0 ? random.Int(0, 63) : row.minimum_factors[i - 1]);
+      const bool first = fine || i % 2 == 0;
+      const auto factor = [&](const int8_t* factors) {
+        return static_cast<int8_t>(first ? random.Int(0, fine ? 15 : 63) : factors[i - 1]);
+      };
+      row.factors[i] = factor(row.factors);
+      row.minimum_factors[i] = factor(row.minimum_factors);
     }
     std::fill(std::begin(row.minimums), std::end(row.minimums), row.minimums[0]);
   }
@@ -176,7 +181,7 @@ inline PackedMatrix Pack(const RandomWeights& weights, const std::vector<int32_t
 struct QuantizedBuffer {
   QuantizedBuffer(int rows, int k, int splits)
       : values(static_cast<size_t>(rows) * k),
-        group_sums(static_cast<size_t>(rows) * k / kActivationGroup),
+        group_sums(static_cast<size_t>(rows) * k / kSumSpan),
         scales(static_cast<size_t>(rows) * splits) {}
 
   QuantizedRows view() { return {values.data(), group_sums.data(), scales.data()}; }

@@ -132,7 +132,9 @@ TEST_P(MatMulTest, LargestProducts) {
     SCOPED_TRACE(p.Describe());
     for (WeightRow& row : p.weights.rows) {
       std::fill(std::begin(row.codes), std::end(row.codes), p.weights.encoding.low);
-      std::fill(std::begin(row.factors), std::end(row.factors), -128);
+      // Those of Q2_K have four bits.
+      const int8_t factor = p.weights.encoding.high == 3 && p.weights.encoding.low == 0 ? 15 : -128;
+      std::fill(std::begin(row.factors), std::end(row.factors), factor);
       std::fill(std::begin(row.scales), std::end(row.scales), 0x3C00);  // 1
     }
     if (p.weights.encoding.low == 0) {
@@ -253,25 +255,31 @@ TEST_P(MatMulTest, QuantizesLikeTheReference) {
 TEST_P(MatMulTest, QuantizationOfEdgeRows) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> x(5 * 32, 0.0f);
+  std::vector<float> x(6 * 32, 0.0f);
   x[1 * 32 + 3] = -2.0f;
   x[1 * 32 + 4] = 1.0f;
   x[2 * 32 + 31] = inf;
   x[3 * 32] = nan;
   x[3 * 32 + 1] = inf;
   x[4 * 32] = std::numeric_limits<float>::denorm_min();
+  x[5 * 32 + 16] = 32767.0f;
+  x[5 * 32 + 17] = -16383.0f;
   const auto matrix = PackedMatrix::Create(model::EncodingOf(GgmlType::kQ8_0), 1, 32);
-  QuantizedBuffer q = Quantize(ops(), x, 5, matrix->view());
+  QuantizedBuffer q = Quantize(ops(), x, 6, matrix->view());
   EXPECT_EQ(q.scales[0], 0.0f);
   EXPECT_EQ(q.scales[1], 2.0f / 32767.0f);
   EXPECT_EQ(q.values[32 + 3], -32767);
   EXPECT_EQ(q.values[32 + 4], 16384);  // 16383.5 to even
-  EXPECT_EQ(q.group_sums[1], 16384.0f - 32767.0f);
+  EXPECT_EQ(q.group_sums[2], 16384.0f - 32767.0f);
+  EXPECT_EQ(q.group_sums[3], 16384.0f - 32767.0f);
+  EXPECT_EQ(q.group_sums[10], 16384.0f);
+  EXPECT_EQ(q.group_sums[11], 0.0f);
   EXPECT_TRUE(std::isnan(q.scales[2]));
   EXPECT_TRUE(std::isnan(q.scales[3]));
   EXPECT_EQ(q.scales[4], 0.0f);
   for (const int row : {0, 2, 3, 4}) {
-    EXPECT_EQ(q.group_sums[row], 0.0f);
+    EXPECT_EQ(q.group_sums[row * 2], 0.0f);
+    EXPECT_EQ(q.group_sums[row * 2 + 1], 0.0f);
     EXPECT_TRUE(std::all_of(&q.values[row * 32], &q.values[row * 32] + 32,
                             [](int16_t v) { return v == 0; }));
   }

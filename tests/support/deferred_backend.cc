@@ -227,7 +227,7 @@ Operand Weights::OperandOf(worker::Recipe recipe, const float* x) const {
   if (recipe != worker::Recipe::kAccurate || !matrix_.quantized()) return operand;
   const kernels::MatrixView view = matrix_.view();
   operand.quants.resize(static_cast<std::size_t>(view.k));
-  operand.group_sums.resize(static_cast<std::size_t>(view.k / kernels::kActivationGroup));
+  operand.group_sums.resize(static_cast<std::size_t>(view.k / kernels::kSumSpan));
   operand.scales.resize(static_cast<std::size_t>(view.split_count));
   Reference().quantize_rows({.x = operand.values.data(),
                              .x_stride = view.k,

@@ -149,6 +149,38 @@ void EncodeQ3_K(std::span<const float> values, std::vector<std::byte>& out) {
   Put(out, half);
 }
 
+// A block of 256 as model/weights/q2_k.cc reads it.
+void EncodeQ2_K(std::span<const float> values, std::vector<std::byte>& out) {
+  float scales[16], minimums[16];  // of each 16; a minimum is at most 0
+  for (size_t g = 0; g < 16; ++g) {
+    const auto group = values.subspan(g * 16, 16);
+    const auto [low, high] = std::minmax_element(group.begin(), group.end());
+    minimums[g] = std::min(*low, 0.0f);
+    scales[g] = (std::max(*high, 0.0f) - minimums[g]) / 3;
+  }
+  const uint16_t half_d = model::FloatToHalf(*std::max_element(scales, scales + 16) / 15);
+  const uint16_t half_m = model::FloatToHalf(-*std::min_element(minimums, minimums + 16) / 15);
+  const float d = model::HalfToFloat(half_d), m = model::HalfToFloat(half_m);
+  uint8_t factors[16], pairs[64] = {};
+  for (size_t g = 0; g < 16; ++g) {
+    const auto factor = [](float value, float unit) {
+      return unit > 0 ? std::clamp(std::lround(value / unit), 0l, 15l) : 0l;
+    };
+    const long f = factor(scales[g], d), least = factor(-minimums[g], m);
+    factors[g] = static_cast<uint8_t>(f | least << 4);
+    const float scale = d * static_cast<float>(f);
+    for (size_t i = g * 16; i < g * 16 + 16; ++i) {
+      const float above = values[i] + m * static_cast<float>(least);
+      const long code = scale > 0 ? std::clamp(std::lround(above / scale), 0l, 3l) : 0;
+      pairs[i / 128 * 32 + i % 32] |= static_cast<uint8_t>(code << i % 128 / 32 * 2);
+    }
+  }
+  Append(out, factors, sizeof factors);
+  Append(out, pairs, sizeof pairs);
+  Put(out, half_d);
+  Put(out, half_m);
+}
+
 // The place in a table of the code that times `scale` is nearest to the value.
 size_t NearestPlace(const int8_t (&table)[16], float scale, float value) {
   size_t best = 0;
@@ -239,6 +271,7 @@ constexpr Encoder kEncoders[] = {
      }},
     {model::GgmlType::kQ4_1, 32, EncodeQ4_1},
     {model::GgmlType::kQ8_0, 32, EncodeQ8_0},
+    {model::GgmlType::kQ2_K, 256, EncodeQ2_K},
     {model::GgmlType::kQ3_K, 256, EncodeQ3_K},
     {model::GgmlType::kQ4_K, 256, [](auto values, auto& out) { EncodeKQuant(4, values, out); }},
     {model::GgmlType::kQ5_K, 256, [](auto values, auto& out) { EncodeKQuant(5, values, out); }},

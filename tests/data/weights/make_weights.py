@@ -23,7 +23,7 @@ import numpy as np
 WEIGHTS = 512
 # Where a block has its fp16 scales. In F16 a block is one.
 HALVES = {"F32": (), "F64": (), "BF16": (), "F16": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
-          "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "NVFP4": (), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
+          "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "NVFP4": (), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 
 
 BLOCKS = 1000

@@ -84,7 +84,7 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
        .head_dim = 64,
        .ffn = 256,
        .matrix_type = model::GgmlType::kQ3_K,
-       .other_type = model::GgmlType::kF32,
+       .other_type = model::GgmlType::kQ2_K,
        .embedding_type = model::GgmlType::kQ5_K},
       {.hidden = 256,
        .head_dim = 64,
@@ -227,7 +227,8 @@ TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
                                      .head_dim = 64,
                                      .ffn = 256,
                                      .matrix_type = model::GgmlType::kIQ4_XS,
-                                     .other_type = model::GgmlType::kNVFP4}));
+                                     .other_type = model::GgmlType::kNVFP4,
+                                     .embedding_type = model::GgmlType::kQ2_K}));
   ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
   ExpectTheSameBitsOfBackends(
       Model({.ffn = 96, .experts = 6, .matrix_type = model::GgmlType::kMXFP4}));

@@ -10,7 +10,7 @@
 
 namespace flotilla::worker {
 
-using kernels::kActivationGroup;
+using kernels::kSumSpan;
 using kernels::PackedMatrix;
 
 CpuBackend::CpuBackend(const BackendOptions& options)
@@ -150,7 +150,7 @@ absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
 
 absl::Status CpuBackend::Load() {
   quantized_ = AlignedBuffer<int16_t>(scratch_rows_ * widest_);
-  group_sums_ = AlignedBuffer<float>(scratch_rows_ * widest_ / kActivationGroup);
+  group_sums_ = AlignedBuffer<float>(scratch_rows_ * widest_ / kSumSpan);
   scales_ = AlignedBuffer<float>(scratch_rows_ * most_splits_);
   row_sequences_.resize(options_.max_rows);
   return packer_.Pack(pool_, options_.progress);

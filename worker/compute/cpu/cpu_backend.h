@@ -317,7 +317,7 @@ class CpuBackend final : public Backend {
   // The sizes of what follows, as the matrices need it.
   std::int64_t widest_ = 0, most_splits_ = 1;
   AlignedBuffer<std::int16_t> quantized_;  // [scratch_rows_, widest_]
-  AlignedBuffer<float> group_sums_;        // [scratch_rows_, widest_ / kActivationGroup]
+  AlignedBuffer<float> group_sums_;        // [scratch_rows_, widest_ / kSumSpan]
   AlignedBuffer<float> scales_;            // [scratch_rows_, most_splits_]
   AlignedBuffer<float> head_input_;        // [kLogitRows, hidden]
   AlignedBuffer<float> logits_;            // [kLogitRows, vocabulary], where one rank has them all

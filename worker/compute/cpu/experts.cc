@@ -10,9 +10,9 @@
 namespace flotilla::worker {
 namespace {
 
-using kernels::kActivationGroup;
 using kernels::kBlockK;
 using kernels::kPanelColumns;
+using kernels::kSumSpan;
 using kernels::MatrixView;
 using kernels::PackedMatrix;
 
@@ -87,7 +87,7 @@ void CpuBackend::ReserveRouting(const Experts& experts, int64_t hidden) {
   grow(routing_.x, pairs * hidden);
   if (options_.recipe == Recipe::kAccurate) {
     grow(routing_.values, pairs * widest);
-    grow(routing_.group_sums, pairs * widest / kActivationGroup);
+    grow(routing_.group_sums, pairs * widest / kSumSpan);
     grow(routing_.scales, pairs * static_cast<int64_t>(experts.splits.size()));
     // Rows that are quantised before they are copied.
     widest_ = std::max(widest_, hidden);
@@ -174,7 +174,7 @@ void CpuBackend::SortRows(const Experts& experts) {
 }
 
 void CpuBackend::GatherRows(const Experts& experts, const Buffer& x) {
-  const int64_t hidden = x.width, sums = hidden / kActivationGroup;
+  const int64_t hidden = x.width, sums = hidden / kSumSpan;
   Routing& to = routing_;
   bool quantized = false, plain = false;
   for (const int32_t expert : to.used) {
@@ -227,10 +227,9 @@ void CpuBackend::GateUpExperts(BufferHandle in, ExpertsHandle handle, const FfnO
                           .out = rows_out,
                           .out_stride = out_width,
                           .rows = routing_.begins[expert + 1] - routing_.begins[expert]};
-    const kernels::QuantizedRows quantized{
-        routing_.values.data() + first * hidden,
-        routing_.group_sums.data() + first * (hidden / kActivationGroup),
-        routing_.scales.data() + first};
+    const kernels::QuantizedRows quantized{routing_.values.data() + first * hidden,
+                                           routing_.group_sums.data() + first * (hidden / kSumSpan),
+                                           routing_.scales.data() + first};
     const auto multiply = [&](int64_t from) {
       const int64_t at = from * kPanelColumns;
       MatMul(product, quantized, from, from + last - panel);
@@ -283,7 +282,7 @@ void CpuBackend::QuantizeSplits(const Experts& experts, const float* x, int64_t 
                           .split_count = 1,
                           .split_ends = &split.width,
                           .out = {routing_.values.data() + pairs * split.at,
-                                  routing_.group_sums.data() + pairs * split.at / kActivationGroup,
+                                  routing_.group_sums.data() + pairs * split.at / kSumSpan,
                                   routing_.scales.data() + pairs * static_cast<int64_t>(i)}},
                          static_cast<int>(begin), static_cast<int>(end));
     }
@@ -315,7 +314,7 @@ const float* CpuBackend::MixPanel(const Experts& experts, size_t product, int pa
                          .rows = routing_.begins[expert + 1] - routing_.begins[expert]};
       const int64_t at = pairs * split.at + first * split.width;
       MatMul(part,
-             {routing_.values.data() + at, routing_.group_sums.data() + at / kActivationGroup,
+             {routing_.values.data() + at, routing_.group_sums.data() + at / kSumSpan,
               routing_.scales.data() + pairs * step.from + first},
              0, 1);
       for (int i = 0; i < part.rows; ++i) {

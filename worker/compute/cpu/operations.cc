@@ -6,8 +6,8 @@
 namespace flotilla::worker {
 namespace {
 
-using kernels::kActivationGroup;
 using kernels::kPanelColumns;
+using kernels::kSumSpan;
 using kernels::MatrixView;
 
 // From this many elements on, cutting rows over threads pays for the hand-over of about
@@ -520,7 +520,7 @@ kernels::QuantizeArgs CpuBackend::QuantizeFor(const Product& product) {
 
 kernels::QuantizedRows CpuBackend::QuantizedOf(const Product& product) {
   return {quantized_.data() + product.rows * product.first_k,
-          group_sums_.data() + product.rows * product.first_k / kActivationGroup,
+          group_sums_.data() + product.rows * product.first_k / kSumSpan,
           scales_.data() + product.rows * product.first_split};
 }
 
