@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "cli/skipped_tensors.h"
 #include "model/chat_template.h"
 #include "model/ggml_type.h"
 #include "model/kv_groups.h"
@@ -121,13 +122,8 @@ std::string TextSummary(const model::Checkpoint& file) {
 
 // A line about tensors that the text model does not use; empty if there are none.
 std::string SkippedSummary(const model::Checkpoint& file) {
-  std::vector<std::string> parts;
-  for (const model::SkippedTensors& skipped : file.skipped_tensors()) {
-    parts.push_back(absl::StrFormat("%s (%d, %.1f MB)", skipped.prefix, skipped.count,
-                                    static_cast<double>(skipped.bytes) / 1e6));
-  }
-  if (parts.empty()) return "";
-  return absl::StrCat("tensors not used for text: ", absl::StrJoin(parts, ", "), "\n");
+  const std::string text = SkippedTensorsText(file);
+  return text.empty() ? "" : absl::StrCat("tensors not used for text: ", text, "\n");
 }
 
 // Says what the model is, or why flotilla cannot serve it.

@@ -67,7 +67,9 @@ absl::StatusOr<StepMeter> StepMeter::Create(const std::string& model_path, int t
   machine.name = "measured";
   machine.model = absl::StrCat(name, ", this CPU (fitted)");
   machine.block_tokens = d.groups[0].tokens_per_block;
-  machine.kv_tokens = std::uint64_t{d.block_count - 1} * machine.block_tokens;
+  machine.kv_tokens = (d.block_count - 1) / d.groups.size() * machine.block_tokens;
+  machine.kv_windows.clear();
+  for (const KvGroup& group : d.groups) machine.kv_windows.push_back(group.window);
   machine.max_context = d.max_context;
   machine.max_seqs = kMaxSeqs;
   machine.max_step_tokens = kMaxStepTokens;

@@ -14,6 +14,7 @@
 #include "cli/request_log.h"
 #include "cli/role_options.h"
 #include "cli/signals.h"
+#include "cli/skipped_tensors.h"
 #include "common/obs/log.h"
 #include "common/obs/process_metrics.h"
 #include "common/rt/clock.h"
@@ -64,6 +65,7 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   const std::shared_ptr<const model::Checkpoint>& file = *opened;
   const absl::StatusOr<TokenizerBundle> tokenizer = file->ReadTokenizer();
   if (!tokenizer.ok()) return tokenizer.status();
+  LogSkippedTensors(*file, *log_);
 
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);

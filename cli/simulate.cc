@@ -76,9 +76,21 @@ absl::Status SimulateCommand::Resolve() {
   if (!machine.ok()) return machine.status();
   machine_ = *std::move(machine);
   if (flags_.kv_tokens > 0) machine_.kv_tokens = static_cast<std::uint64_t>(flags_.kv_tokens);
+  if (!flags_.kv_windows.empty()) machine_.kv_windows = flags_.kv_windows;
   machine_.host_tokens = static_cast<std::uint64_t>(flags_.host_tokens);
   if (machine_.kv_tokens < machine_.block_tokens) {
     return absl::InvalidArgumentError("--kv-tokens is below one block");
+  }
+  if (machine_.kv_windows.size() > simulator::kMostKvGroups) {
+    return absl::InvalidArgumentError(absl::StrCat("--kv-windows has ", machine_.kv_windows.size(),
+                                                   " KV groups; the most are ",
+                                                   simulator::kMostKvGroups));
+  }
+  const std::uint64_t most = simulator::kMostKvPositions / machine_.kv_windows.size();
+  if (machine_.kv_tokens > most || machine_.host_tokens > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("with ", machine_.kv_windows.size(),
+                     " KV groups --kv-tokens and --host-tokens are at most ", most));
   }
   scheduler::CoreOptions core = simulator::DefaultOptions(machine_);
   for (const std::string& setting : flags_.set) {

@@ -56,6 +56,14 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
       ->check(Between(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
+  app.add_option(
+         "--kv-windows", f->kv_windows,
+         "The window in tokens of each KV group of the model. 0 is a group that keeps every "
+         "position. flotilla inspect prints the groups of a model.")
+      ->delimiter(',')
+      ->check(Between(0, 1 << 24))
+      ->type_name("W,W")
+      ->group(group);
   app.add_option("--host-tokens", f->host_tokens,
                  "The number of token positions in host memory, for preempted requests and evicted "
                  "prefixes. [default 0]")

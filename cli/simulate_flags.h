@@ -15,7 +15,8 @@ namespace flotilla::cli {
 struct SimulateFlags {
   // Machine.
   std::string machine = "h200";
-  std::int64_t kv_tokens = 0;  // 0: the machine's number
+  std::int64_t kv_tokens = 0;             // 0: the machine's number
+  std::vector<std::uint32_t> kv_windows;  // [KV groups], empty: the machine's
   std::int64_t host_tokens = 0;
   double round_trip_us = 0;
   // Workload.

@@ -8,6 +8,7 @@
 #include "cli/exec.h"
 #include "cli/model_flags.h"
 #include "cli/role_options.h"
+#include "cli/skipped_tensors.h"
 #include "common/rt/cpu_quota.h"
 #include "model/checkpoint.h"
 
@@ -66,6 +67,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   if (!file.ok()) return file.status();
   const absl::StatusOr<TokenizerBundle> tokenizer = (*file)->ReadTokenizer();
   if (!tokenizer.ok()) return tokenizer.status();
+  LogSkippedTensors(**file, *log);
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id);
   if (!options.ok()) return options.status();
   if (auto wrong = CheckModelFlags(flags, *options, **file); !wrong.ok()) return wrong;

@@ -41,21 +41,35 @@ StepCost Cost(const RooflineModel& m, const StepShape& s) {
           .bound = memory_ns >= compute_ns ? Bound::kMemory : Bound::kCompute};
 }
 
+// The positions that a row or a sequence sees of `positions`.
+std::uint64_t Seen(const KvGroup& group, std::uint64_t positions, std::uint64_t window) {
+  return group.kind == KvGroup::Kind::kWindow ? std::min(positions, window) : positions;
+}
+
+// Row i of `rows` attends to first + i + 1 positions, or to the window.
+std::uint64_t ContextOf(const KvGroup& group, std::uint64_t first, std::uint64_t rows) {
+  const std::uint64_t window = Seen(group, first + rows, group.window);
+  const std::uint64_t below = std::min(rows, window - std::min(first, window));
+  return below * first + below * (below + 1) / 2 + (rows - below) * window;
+}
+
 }  // namespace
 
-StepShape ShapeOf(const worker::Batch& batch) {
+StepShape ShapeOf(const worker::Batch& batch, absl::Span<const KvGroup> groups) {
   StepShape shape;
   for (const worker::BatchItem& item : batch.items) {
     const std::uint64_t first = item.first_position, rows = item.row_count;
-    const std::uint64_t end = first + rows;
-    // Row i attends to first + i + 1 positions.
-    const std::uint64_t context = rows * first + rows * (rows + 1) / 2;
     (item.decode ? shape.decode_rows : shape.prefill_rows) += rows;
-    (item.decode ? shape.decode_context : shape.prefill_context) += context;
-    shape.kv_positions += end;
+    for (const KvGroup& group : groups) {
+      (item.decode ? shape.decode_context : shape.prefill_context) += ContextOf(group, first, rows);
+      shape.kv_positions += Seen(group, first + rows, group.window + rows - 1);
+    }
     shape.samples += item.samples || item.candidates > 0;
     shape.samples += item.prompt_targets.size();
   }
+  shape.prefill_context /= groups.size();
+  shape.decode_context /= groups.size();
+  shape.kv_positions /= groups.size();
   return shape;
 }
 

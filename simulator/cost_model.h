@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <variant>
 
+#include "absl/types/span.h"
+#include "common/types/executor.h"
 #include "worker/core/group_state.h"
 
 namespace flotilla::simulator {
@@ -18,7 +20,8 @@ namespace flotilla::simulator {
 struct StepShape {
   std::uint64_t prefill_rows = 0;
   std::uint64_t decode_rows = 0;
-  // Sum over rows of the positions that each attends to, itself included.
+  // Sum over rows of the positions that each attends to, itself included. This and the next are
+  // means over the KV groups, because a layer with a window attends to no more than the window.
   std::uint64_t prefill_context = 0;
   std::uint64_t decode_context = 0;
   // Positions whose K and V are read: every chunk of a prompt reads those of its sequence
@@ -31,8 +34,8 @@ struct StepShape {
   bool operator==(const StepShape&) const = default;
 };
 
-// The shape of a step that ranks are about to compute.
-StepShape ShapeOf(const worker::Batch& batch);
+// The shape of a step that ranks are about to compute, of a model with these KV groups.
+StepShape ShapeOf(const worker::Batch& batch, absl::Span<const KvGroup> groups);
 
 // Bytes, FLOP and seconds of the whole group (all its ranks together).
 struct RooflineModel {

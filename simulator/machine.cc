@@ -140,16 +140,23 @@ ExecutorDescription Describe(const Machine& machine, const scheduler::CoreOption
   d.model_id = machine.model;
   d.vocab_size = kSimulatedVocabulary;
   d.max_context = machine.max_context;
-  d.groups = {{.tokens_per_block = machine.block_tokens}};
-  d.block_count = static_cast<std::uint32_t>(machine.kv_tokens / machine.block_tokens + 1);
+  for (const std::uint32_t window : machine.kv_windows) {
+    d.groups.push_back({.kind = window > 0 ? KvGroup::Kind::kWindow : KvGroup::Kind::kFull,
+                        .window = window,
+                        .tokens_per_block = machine.block_tokens});
+  }
+  const auto blocks_for = [&](std::uint64_t tokens) {
+    return static_cast<std::uint32_t>(tokens / machine.block_tokens * d.groups.size());
+  };
+  d.block_count = blocks_for(machine.kv_tokens) + 1;
   const auto* roofline = std::get_if<RooflineModel>(&machine.cost);
   if (machine.host_tokens > 0 && roofline != nullptr) {
-    const double bytes = roofline->kv_bytes_per_token * machine.block_tokens;
+    const double bytes =
+        roofline->kv_bytes_per_token * machine.block_tokens / static_cast<double>(d.groups.size());
     const auto ns = static_cast<std::int64_t>(bytes / machine.link_bytes_per_second * 1e9);
-    d.tiers.push_back(
-        {.block_count = static_cast<std::uint32_t>(machine.host_tokens / machine.block_tokens),
-         .out_ns_per_block = ns,
-         .in_ns_per_block = ns});
+    d.tiers.push_back({.block_count = blocks_for(machine.host_tokens),
+                       .out_ns_per_block = ns,
+                       .in_ns_per_block = ns});
   }
   d.max_sequences = 2 * core.max_seqs + 1;  // handles are reused one plan late
   d.max_step_tokens = core.max_step_tokens;

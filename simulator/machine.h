@@ -5,6 +5,7 @@
 // sources of the figures.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,12 +22,20 @@ namespace flotilla::simulator {
 // enough that prompts share a prefix by design only.
 inline constexpr std::uint32_t kSimulatedVocabulary = 32'000;
 
+inline constexpr std::size_t kMostKvGroups = 8;
+// The most positions of a KV pool, each counted once in every KV group.
+inline constexpr std::uint64_t kMostKvPositions = std::uint64_t{1} << 30;
+
 struct Machine {
   std::string name;
   std::string model;  // for people: the model and where the figures are from
   CostModel cost;
-  std::uint64_t kv_tokens = 65536;  // positions that the KV pool holds
+  // The positions that the KV pool holds if all layers keep all of them.
+  std::uint64_t kv_tokens = 65536;
   std::uint32_t block_tokens = 16;
+  // [KV groups] The window of a group, or 0 if it keeps every position (model/kv_groups.h). All
+  // groups have equally many layers. There are 1 to kMostKvGroups of them.
+  std::vector<std::uint32_t> kv_windows = {0};
   // The positions that host memory (a tier, see docs/scheduler.md) holds for preempted
   // requests and old prefixes, and the rate of the link to it. 0: there is no such tier.
   std::uint64_t host_tokens = 0;

@@ -58,7 +58,6 @@ constexpr Limit kLimits[] = {
     {"max_seqs", &Machine::max_seqs, 1, 1 << 16},
     {"max_step_tokens", &Machine::max_step_tokens, 1, 1 << 20},
 };
-constexpr std::uint64_t kMaxKvTokens = 1ull << 30;
 
 absl::Status BadField(absl::string_view name, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("machine: field \"", name, "\" ", what));
@@ -86,6 +85,22 @@ class Reader {
           name, absl::StrCat("is not ", whole ? "a whole number " : "", "in ", min, "..", max));
     }
     into = number;
+    return absl::OkStatus();
+  }
+  // Of at least one number and at most `count`.
+  absl::Status Numbers(const char* name, std::uint32_t max, std::size_t count,
+                       std::vector<std::uint32_t>& into) {
+    const Json* value = Take(name);
+    if (value == nullptr) return absl::OkStatus();
+    const auto is_valid = [&](const Json& one) {
+      return one.is_number_unsigned() && one.get<std::uint64_t>() <= max;
+    };
+    if (!value->is_array() || value->empty() || value->size() > count ||
+        !std::all_of(value->begin(), value->end(), is_valid)) {
+      return BadField(name,
+                      absl::StrCat("is not a list of 1 to ", count, " whole numbers in 0..", max));
+    }
+    into = value->get<std::vector<std::uint32_t>>();
     return absl::OkStatus();
   }
   absl::Status AllRead() const {
@@ -148,8 +163,14 @@ absl::Status ReadLimits(Reader& reader, Machine& machine) {
     }
     machine.*limit.member = static_cast<std::uint32_t>(value);
   }
+  constexpr std::uint32_t kMaxWindow = 1 << 24;
+  if (absl::Status s = reader.Numbers("kv_windows", kMaxWindow, kMostKvGroups, machine.kv_windows);
+      !s.ok()) {
+    return s;
+  }
   double tokens = static_cast<double>(machine.kv_tokens);
-  if (absl::Status s = reader.Number("kv_tokens", 1, kMaxKvTokens, true, tokens); !s.ok()) return s;
+  const auto most = static_cast<double>(kMostKvPositions / machine.kv_windows.size());
+  if (absl::Status s = reader.Number("kv_tokens", 1, most, true, tokens); !s.ok()) return s;
   machine.kv_tokens = static_cast<std::uint64_t>(tokens);
   if (machine.kv_tokens < machine.block_tokens) return BadField("kv_tokens", "is below one block");
   return absl::OkStatus();
@@ -189,6 +210,7 @@ std::string MachineJson(const Machine& machine) {
     WriteModel(kRooflineFields, std::get<RooflineModel>(machine.cost), out);
   }
   out["kv_tokens"] = machine.kv_tokens;
+  out["kv_windows"] = machine.kv_windows;
   for (const Limit& limit : kLimits) out[limit.name] = machine.*limit.member;
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

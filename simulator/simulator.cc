@@ -47,6 +47,10 @@ class VirtualRun {
   void TakeEvents();
   void Take(const TokenEvent& event);
   void Take(const RequestEnd& event);
+  // The positions that fit into so many blocks, if all KV groups keep them.
+  std::uint64_t PositionsOf(std::uint64_t blocks) const {
+    return blocks * block_tokens_ / description_.groups.size();
+  }
   void AccountUntil(std::int64_t now_ns);
   void Observe();
   absl::Status Finish();
@@ -78,7 +82,7 @@ class VirtualRun {
 absl::StatusOr<RunRecord> VirtualRun::ToTheEnd() {
   record_.requests.resize(workload_.requests.size());
   record_.contended_tokens.resize(workload_.tenants.size());
-  record_.memory.pool = std::uint64_t{description_.block_count - 1} * block_tokens_;
+  record_.memory.pool = PositionsOf(description_.block_count - 1);
   while (next_ < workload_.concurrency) Think(next_++);
   if (absl::Status s = core_.Ready(Epoch(1), description_); !s.ok()) return s;
   std::uint64_t events = 0;
@@ -238,13 +242,16 @@ void VirtualRun::AccountUntil(std::int64_t now_ns) {
 
 void VirtualRun::Observe() {
   snapshot_ = core_.Snapshot();
-  used_slots_ = std::uint64_t{snapshot_.load.blocks_used} * block_tokens_;
-  wasted_slots_ = 0;
-  // A shared block is full, so it adds as much to a table's slots as to the length.
+  used_slots_ = PositionsOf(snapshot_.load.blocks_used);
+  std::uint64_t wasted = 0;
+  // A shared block is full, so it adds as much to a table's slots as to the length. So did a block
+  // that was given back; its entry in the table stays.
   for (const scheduler::OpenSequenceView& sequence : core_.OpenSequences()) {
-    wasted_slots_ +=
-        sequence.tables[0].size() * std::uint64_t{block_tokens_} - sequence.length.scheduled_max;
+    for (const absl::Span<const BlockId> table : sequence.tables) {
+      wasted += table.size() * std::uint64_t{block_tokens_} - sequence.length.scheduled_max;
+    }
   }
+  wasted_slots_ = wasted / description_.groups.size();
   record_.memory.peak_used = std::max(record_.memory.peak_used, used_slots_);
   record_.load.peak_running = std::max(record_.load.peak_running, snapshot_.load.running_requests);
   record_.load.peak_waiting = std::max(record_.load.peak_waiting, snapshot_.load.waiting_requests);

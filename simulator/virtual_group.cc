@@ -10,6 +10,7 @@ namespace flotilla::simulator {
 VirtualGroup::VirtualGroup(Epoch epoch, const ExecutorDescription& description,
                            const Workload& workload, StepRunner& runner)
     : lag_(description.lag),
+      groups_(description.groups),
       tiers_(description.tiers),
       workload_(workload),
       runner_(runner),
@@ -51,7 +52,7 @@ absl::Status VirtualGroup::Start(std::int64_t now_ns) {
   plans_.pop_front();
   absl::StatusOr<worker::Batch> batch = state_.Apply(plan);
   if (!batch.ok()) return batch.status();
-  const StepShape shape = ShapeOf(*batch);
+  const StepShape shape = ShapeOf(*batch, groups_);
   const StepCost cost = runner_.Run(*batch, shape);
   stage_free_ns_ = now_ns + std::max<std::int64_t>(1, cost.ns / static_cast<std::int64_t>(lag_));
   Computing work{.step = plan.step, .end_ns = now_ns + cost.ns, .timings = {}, .outputs = {}};

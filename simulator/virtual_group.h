@@ -92,6 +92,7 @@ class VirtualGroup {
   void StartCopies(const worker::Batch& batch, std::int64_t now_ns);
 
   const std::size_t lag_;
+  const std::vector<KvGroup> groups_;
   const std::vector<KvTier> tiers_;
   const Workload& workload_;
   StepRunner& runner_;

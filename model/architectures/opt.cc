@@ -8,7 +8,10 @@ extern const Architecture kOpt = {
     "opt", "", [](const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
       using enum TensorRole;
       using enum Extent;
-      DenseReader reader(checkpoint, in, spec, "model.decoder.layers.*.");
+      const bool plain = checkpoint.FindTensor("decoder.embed_tokens.weight") != nullptr;
+      const std::string prefix = plain ? "decoder." : "model.decoder.";
+      DenseReader reader(checkpoint, in, spec,
+                         plain ? "decoder.layers.*." : "model.decoder.layers.*.");
       reader.layer().ffn = {.activation = Activation::kRelu, .gated = false};
       reader.SetNormEps(1e-5f);  // the file does not say it
       reader.ReadSizes(NormKind::kLayer);
@@ -19,8 +22,8 @@ extern const Architecture kOpt = {
       reader.SetLinearBias(in.Bool("use_bias", true));
       in.Require(in.Bool("layer_norm_elementwise_affine", true), "layer_norm_elementwise_affine",
                  "is false: norms without weights are not supported");
-      reader.Embedding("model.decoder.embed_tokens");
-      reader.Add(kPositionEmbedding, "position_embd.weight", "model.decoder.embed_positions.weight",
+      reader.Embedding(prefix + "embed_tokens");
+      reader.Add(kPositionEmbedding, "position_embd.weight", prefix + "embed_positions.weight",
                  kHidden, kPositions);
       reader.LayerNorm(kAttentionNorm, "attn_norm", "self_attn_layer_norm");
       reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
@@ -28,7 +31,7 @@ extern const Architecture kOpt = {
       reader.LayerNorm(kFfnNorm, "ffn_norm", "final_layer_norm");
       reader.Linear(kUp, "ffn_up", "fc1", kHidden, kFfn);
       reader.Linear(kDown, "ffn_down", "fc2", kFfn, kHidden);
-      reader.Norm(kOutputNorm, "output_norm", "model.decoder.final_layer_norm");
+      reader.Norm(kOutputNorm, "output_norm", prefix + "final_layer_norm");
       reader.Head("lm_head");
       reader.Finish();
     }};

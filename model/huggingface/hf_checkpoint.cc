@@ -226,9 +226,25 @@ class HfCheckpoint final : public Checkpoint {
     }
   }
 
+  static absl::Status RefusePyTorch(const Folder& folder) {
+    for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+      if (!folder.Has(name)) continue;
+      return InvalidArgument(
+          folder.PathOf(name),
+          " is in PyTorch's format, which flotilla does not read; convert the model to "
+          "safetensors, e.g. with save_pretrained of Hugging Face's transformers");
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status LoadTensors(const Folder& folder) {
     constexpr char kOne[] = "model.safetensors", kIndex[] = "model.safetensors.index.json";
-    if (!folder.Has(kIndex)) return AddFile(folder, kOne, nullptr);
+    if (!folder.Has(kIndex)) {
+      if (!folder.Has(kOne)) {
+        if (absl::Status status = RefusePyTorch(folder); !status.ok()) return status;
+      }
+      return AddFile(folder, kOne, nullptr);
+    }
     auto index = ReadJson(folder, kIndex, kIndexBounds);
     if (!index.ok()) return index.status();
     const absl::Status status = LoadIndexed(folder, kIndex, *index);
@@ -253,7 +269,11 @@ class HfCheckpoint final : public Checkpoint {
       }
     }
     for (const std::string& file : names) {
-      if (absl::Status status = AddFile(folder, file, &*map); !status.ok()) return status;
+      const absl::Status status = AddFile(folder, file, &*map);
+      if (absl::IsNotFound(status)) {
+        return absl::NotFoundError(Cat(std::string(status.message()), ", which ", name, " lists"));
+      }
+      if (!status.ok()) return status;
     }
     for (const auto& [tensor, file] : map->items()) {
       if (names_.contains(tensor)) continue;

@@ -98,6 +98,19 @@ TEST(SimulateTest, ChatsOfMoreUsersWithAndWithoutATier) {
               HasSubstr("--memory-baselines"));
 }
 
+TEST(SimulateTest, WindowsOfKvGroupsAreSimulated) {
+  const std::string out = Folder("windows");
+  const auto report = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {
+        "--rate", "1000",   "--requests", "60", "--prompt-mean", "800", "--kv-tokens",
+        "4000",   "--json", "--out",      out};
+    flags.insert(flags.end(), more.begin(), more.end());
+    EXPECT_EQ(Simulate(flags), absl::OkStatus());
+    return Read(out + "/report.csv");
+  };
+  EXPECT_NE(report({}), report({"--kv-windows", "0,128,128,128"}));
+}
+
 TEST(SimulateTest, ATraceAndAMachineOfOnesOwn) {
   const std::string out = Folder("own");
   ASSERT_EQ(
@@ -127,6 +140,10 @@ TEST(SimulateTest, WhatDoesNotExistIsNamed) {
   EXPECT_THAT(Simulate({"--trace", "/no/such"}).message(), HasSubstr("cannot open /no/such"));
   EXPECT_THAT(Simulate({"--set", "max_seqs=x"}).message(), HasSubstr("max_seqs"));
   EXPECT_THAT(Simulate({"--kv-tokens", "3"}).message(), HasSubstr("--kv-tokens"));
+  EXPECT_THAT(Simulate({"--kv-windows", "0,1,2,3,4,5,6,7,8"}).message(),
+              HasSubstr("--kv-windows has 9 KV groups; the most are 8"));
+  EXPECT_THAT(Simulate({"--kv-windows", "0,512", "--kv-tokens", "1073741824"}).message(),
+              HasSubstr("--kv-tokens and --host-tokens are at most 536870912"));
   EXPECT_THAT(Simulate({"--out", "/dev/null/x", "--requests", "1"}).message(),
               HasSubstr("cannot write"));
   EXPECT_THAT(Simulate({"--measure", "m.gguf"}).message(), HasSubstr("--out"));

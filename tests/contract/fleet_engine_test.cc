@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,16 +45,24 @@ std::size_t ReplicasUp(const router::Fleet& fleet) {
 // Waits until every scheduler that takes requests has heard all that the router told it,
 // and the router all that came of it: a request that is refused there says so. A prompt
 // that is worth more than any queue here brings it to one replica; which prompt brings it
-// where is found out while all are idle.
+// where is found out while all are idle, since any other prompt goes to the shortest queue.
 class FleetSettler {
  public:
   void Settle(router::Fleet& fleet, Engine& engine) {
-    for (const router::FleetReplica& replica : fleet.Replicas()) {
-      int tries = 0;
-      while (IsOpen(fleet, replica.address) &&
-             AskedBy(fleet, engine, replica.address) != replica.address) {
-        ASSERT_LT(++tries, 1000) << "no prompt goes to " << replica.address;
-        homes_.erase(replica.address);
+    bool quiet = false;
+    for (int passes = 0; !quiet; ++passes) {
+      ASSERT_LT(passes, 1000) << "requests do not stop moving between replicas";
+      quiet = true;
+      requests_ = Requests(fleet);
+      for (const router::FleetReplica& replica : fleet.Replicas()) {
+        int tries = 0;
+        while (IsOpen(fleet, replica.address)) {
+          const std::optional<std::string> asked = AskedBy(fleet, engine, replica.address);
+          if (asked == replica.address) break;
+          ASSERT_LT(++tries, 1000) << "no prompt goes to " << replica.address;
+          quiet &= asked.has_value();
+          if (asked.has_value()) homes_.erase(replica.address);
+        }
       }
     }
   }
@@ -67,8 +76,18 @@ class FleetSettler {
     });
   }
 
-  // The replica that a request went to which should go to `wanted`.
-  std::string AskedBy(router::Fleet& fleet, Engine& engine, const std::string& wanted) {
+  static std::map<std::string, std::uint64_t> Requests(const router::Fleet& fleet) {
+    std::map<std::string, std::uint64_t> requests;
+    for (const router::FleetReplica& replica : fleet.Replicas()) {
+      requests[replica.address] = replica.view.requests;
+    }
+    return requests;
+  }
+
+  // The replica that a request went to which should go to `wanted`. None if it cannot be told,
+  // because another request was sent meanwhile: one replica may have refused it to another.
+  std::optional<std::string> AskedBy(router::Fleet& fleet, Engine& engine,
+                                     const std::string& wanted) {
     const auto home = homes_.find(wanted);
     const TokenId prompt = home == homes_.end() ? ++prompts_ : home->second;
     TokenizedRequest hopeless;
@@ -77,19 +96,22 @@ class FleetSettler {
     hopeless.prompt.assign(20'000, prompt);
     auto recorder = std::make_shared<EngineRecorder>();
     recorder->Expect(hopeless);
-    const std::vector<router::FleetReplica> before = fleet.Replicas();
     engine.Submit(hopeless, recorder);
     WaitUntil([&] { return recorder->Ended(hopeless.id); });
-    const std::vector<router::FleetReplica> after = fleet.Replicas();
-    for (std::size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
-      if (after[i].view.requests == before[i].view.requests) continue;
-      homes_[after[i].address] = prompt;
-      return after[i].address;
+    const std::map<std::string, std::uint64_t> before = std::exchange(requests_, Requests(fleet));
+    std::optional<std::string> asked;
+    for (const auto& [address, requests] : requests_) {
+      const auto was = before.find(address);
+      if (was == before.end() || requests == was->second) continue;
+      if (asked.has_value() || requests != was->second + 1) return std::nullopt;
+      asked = address;
     }
-    return "";
+    if (asked.has_value()) homes_[*asked] = prompt;
+    return asked;
   }
 
   std::map<std::string, TokenId> homes_;
+  std::map<std::string, std::uint64_t> requests_;  // sent to each replica so far
   std::uint64_t count_ = 0;
   TokenId prompts_ = 0;
 };

@@ -73,7 +73,20 @@ TEST(CostModelTest, TheShapeOfABatchCountsWhatRowsAttendTo) {
                            .decode_context = 10,
                            .kv_positions = 17,
                            .samples = 2};
-  EXPECT_EQ(ShapeOf(batch), expected);
+  EXPECT_EQ(ShapeOf(batch, {{{}}}), expected);
+
+  // In a window of 6 the rows attend to 5 + 6 + 6 positions and read 7, and the decode to 6.
+  const KvGroup window{.kind = KvGroup::Kind::kWindow, .window = 6};
+  StepShape in_window = expected;
+  in_window.prefill_context = 17;
+  in_window.decode_context = 6;
+  in_window.kv_positions = 13;
+  EXPECT_EQ(ShapeOf(batch, {{window}}), in_window);
+  StepShape mean = expected;
+  mean.prefill_context = (18 + 3 * 17) / 4;
+  mean.decode_context = (10 + 3 * 6) / 4;
+  mean.kv_positions = (17 + 3 * 13) / 4;
+  EXPECT_EQ(ShapeOf(batch, {{window, {}, window, window}}), mean);
 }
 
 // The least times, which are derived by hand from data sheets, with the efficiencies and overheads

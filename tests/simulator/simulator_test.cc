@@ -37,6 +37,30 @@ SimulationOptions OptionsFor(const Machine& machine) {
   return options;
 }
 
+// Requests of 900 positions, of which a window of 100 keeps at most 100 positions, the rows of a
+// plan and the rest of two blocks.
+TEST(SimulatorTest, WindowsKeepLessMemory) {
+  Machine machine = SlowMachine();
+  machine.kv_tokens = 2048;  // two requests
+  Workload workload;
+  for (std::int64_t i = 0; i < 16; ++i) {
+    workload.requests.push_back({.arrival_ns = i, .prompt_tokens = 800, .output_tokens = 100});
+  }
+  SimulationOptions options = OptionsFor(machine);
+  options.lengths_known = true;
+  const auto whole = Simulate(machine, workload, options);
+  machine.kv_windows = {0, 100, 100, 100};
+  const auto windows = Simulate(machine, workload, options);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  ASSERT_TRUE(windows.ok()) << windows.status();
+  EXPECT_EQ(windows->memory.pool, whole->memory.pool);
+  EXPECT_LE(windows->memory.peak_used, windows->memory.pool);
+  EXPECT_EQ(whole->load.peak_running, 2u);
+  EXPECT_GE(windows->load.peak_running, 4u);
+  EXPECT_LT(windows->end_ns, whole->end_ns);
+  EXPECT_LT(windows->memory.wasted, windows->memory.used);
+}
+
 TEST(SimulatorTest, OneRequestTakesWhatItsStepsTake) {
   const Machine machine = SlowMachine();
   const auto record = Simulate(machine, OneRequest(20, 4), OptionsFor(machine));
@@ -94,6 +118,7 @@ TEST(SimulatorTest, InvariantsHoldUnderPressure) {
     Machine machine = SlowMachine();
     machine.lag = 1 + seed % 3;
     machine.kv_tokens = seed % 4 == 0 ? 1200 : 4096;  // one request, or a few
+    if (seed % 6 < 2) machine.kv_windows = {40, 0, 40};
     Workload workload = Synthetic(60, 20, seed);
     for (std::size_t i = 0; i < workload.requests.size() && seed % 5 == 0; i += 3) {
       workload.requests[i].deadline_ns = 2'000'000'000;

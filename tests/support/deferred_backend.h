@@ -124,7 +124,7 @@ class DeferredBackend final : public worker::Backend {
   std::int64_t buffer_bytes() const override;
 
  private:
-  // The memory and the operations of the worker thread; defined in the .cc file.
+  // The memory and the operations of the worker thread; defined in deferred_device.h.
   class Device;
   struct Step;
 

@@ -301,7 +301,9 @@ TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
   EXPECT_THAT(with("model.norm.weight", "model-00002-of-00002.safetensors"),
               HasSubstr("is not listed for this file"));
   EXPECT_THAT(with("more.weight", one), HasSubstr("lacks tensor more.weight"));
-  EXPECT_THAT(with("more.weight", "none.safetensors"), HasSubstr("cannot open"));
+  EXPECT_THAT(with("more.weight", "none.safetensors"),
+              AllOf(HasSubstr("cannot open"),
+                    HasSubstr("none.safetensors, which model.safetensors.index.json lists")));
   Json without = good;
   without["weight_map"].erase("model.norm.weight");
   Write(index, without);
@@ -314,6 +316,19 @@ TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
   }
   Write(index, twice);
   EXPECT_THAT(Error(), HasSubstr("not listed for this file"));
+}
+
+TEST_F(HfCheckpointTest, WeightsOfPyTorchAreNamed) {
+  std::filesystem::remove(PathOf("model.safetensors.index.json"));
+  EXPECT_THAT(Error(), HasSubstr("cannot open " + PathOf("model.safetensors")));
+  testing::WriteFile(PathOf("pytorch_model.bin.index.json"), "{}");
+  EXPECT_THAT(Error(), HasSubstr("pytorch_model.bin.index.json is in PyTorch's format"));
+  testing::WriteFile(PathOf("pytorch_model.bin"), "PK");
+  EXPECT_THAT(Error(), HasSubstr("/pytorch_model.bin is in PyTorch's format, which flotilla does "
+                                 "not read; convert the model to safetensors"));
+  // A folder may have both.
+  testing::WriteFile(PathOf("model.safetensors"), testing::Safetensors({}));
+  EXPECT_THAT(Error(), HasSubstr("model.embed_tokens.weight"));
 }
 
 TEST_F(HfCheckpointTest, TheHeadIsTheTokenTableIfTheConfigSaysSo) {

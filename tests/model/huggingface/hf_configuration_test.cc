@@ -408,6 +408,24 @@ TEST(HfConfigurationTest, GemmasReadTheirOwnKeys) {
   EXPECT_EQ(spec("tiny/gemma3_text", softcap).layers[0].attention.softcap, 0);
 }
 
+// OPTModel.save_pretrained writes names without "model.".
+TEST(HfConfigurationTest, OptWithoutAHead) {
+  const auto whole = OpenCheckpoint("tests/data/tiny/opt");
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const auto tensors = TensorsOf(**whole, [](const std::string& tensor) {
+    return tensor.starts_with("model.") ? tensor.substr(6) : tensor;
+  });
+  const Folder folder(ConfigOf("opt"), tensors);
+  const auto spec = folder.spec(), expected = LoadSpec(**whole);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_EQ(spec->tensors.size(), expected->tensors.size());
+  for (std::size_t i = 0; i < spec->tensors.size(); ++i) {
+    EXPECT_EQ(spec->tensors[i].role, expected->tensors[i].role);
+    EXPECT_EQ("model." + NameInFile(spec->tensors[i], 0), NameInFile(expected->tensors[i], 0));
+  }
+}
+
 // The text model of a folder for several kinds of input is the one that it would be by itself.
 TEST(HfConfigurationTest, TextModelsWithinOthers) {
   struct Kind {

@@ -1,0 +1,67 @@
+// A worker group says once which tensors of its model it does not use.
+#include <cstddef>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "cli/worker_group.h"
+#include "common/rt/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/hf_folder.h"
+#include "tests/support/log_lines.h"
+#include "tests/support/scratch_directory.h"
+#include "tests/support/tiny_gguf.h"
+
+namespace flotilla::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+Json Read(const std::string& path) {
+  std::ifstream file(path);
+  return Json::parse(file);
+}
+
+// The lines about skipped tensors that a worker group of the model writes.
+std::vector<std::string> LinesAbout(const std::string& model) {
+  const SteadyClock clock;
+  testing::LogLines log;
+  RoleFlags flags;
+  flags.model = model;
+  flags.launcher = "none";
+  const auto group = WorkerGroup::Create(flags, &clock, &log.logger());
+  EXPECT_TRUE(group.ok()) << group.status();
+  return log.With("not used for text");
+}
+
+TEST(SkippedTensors, AreLoggedOnceByPrefix) {
+  const testing::ScratchDirectory scratch;
+  const std::string folder = scratch.path() + "/tiny";
+  const std::vector<std::byte> bytes = testing::TinyGguf();
+  const auto llama = model::ParseCheckpoint(bytes);
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  testing::WriteLlamaFolder(**llama, folder);
+  EXPECT_TRUE(LinesAbout(folder).empty());
+  const Json config = {{"model_type", "llava"}, {"text_config", Read(folder + "/config.json")}};
+  testing::WriteFile(folder + "/config.json", config.dump());
+  const std::string data(8, 'x');
+  testing::WriteFile(folder + "/more.safetensors",
+                     testing::Safetensors({{"vision_tower.a", "F32", {2}, data},
+                                           {"vision_tower.b", "F32", {2}, data},
+                                           {"multi_modal_projector.a", "F32", {2}, data}}));
+  Json index = Read(folder + "/model.safetensors.index.json");
+  for (const char* name : {"vision_tower.a", "vision_tower.b", "multi_modal_projector.a"}) {
+    index["weight_map"][name] = "more.safetensors";
+  }
+  testing::WriteFile(folder + "/model.safetensors.index.json", index.dump());
+  EXPECT_THAT(LinesAbout(folder),
+              ElementsAre(HasSubstr("tensors are not used for text tensors=3 prefixes="
+                                    "\"vision_tower. (2, 0.0 MB), "
+                                    "multi_modal_projector. (1, 0.0 MB)\"")));
+}
+
+}  // namespace
+}  // namespace flotilla::cli
