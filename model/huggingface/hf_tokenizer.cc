@@ -230,7 +230,7 @@ class Reader {
     }
     if (byte_level_ && Flag(model_, "byte_fallback", false)) Unknown("byte_fallback", "true");
     if (byte_level_) return;
-    bundle_.fuses_unknown = Flag(model_, "fuse_unk", false) || Flag(model_, "byte_fallback", false);
+    bundle_.fuses_unknown = Flag(model_, "fuse_unk", false);
     if (Flag(model_, "ignore_merges", false)) Unknown("ignore_merges", "true");
   }
 
@@ -294,7 +294,6 @@ class Reader {
 
   // How spaces become the mark and back, where nothing else splits text. False: it takes steps.
   bool ReadSpaces() {
-    if (!bundle_.fuses_unknown) return false;
     const std::string before =
         DescribeAll(PartsOf(At(files_.tokenizer, "normalizer"), "normalizers"), DescribeStep);
     const Json& splitter = At(files_.tokenizer, "pre_tokenizer");

@@ -61,6 +61,9 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
       }
     }
   }
+  // Words begin with a space, and are independent of those before them only if this is a token.
+  const auto space = bpe.characters_.find(' ');
+  if (space == bpe.characters_.end() || space->second >= bpe.tokens_) bpe.cuts_at_spaces_ = false;
   if (vocabulary.merges.empty()) {
     bpe.MakeRules(vocabulary);
   } else if (absl::Status status = bpe.ReadRules(vocabulary); !status.ok()) {
@@ -138,10 +141,7 @@ void CharacterBpe::Encode(std::string_view text, bool after_space, PieceCache* c
   if (!cuts_at_spaces_) return EncodeWord(text, after_space, scratch, out);
   const auto encode = [&](std::string_view word) {
     if (std::exchange(after_space, false)) return EncodeWord(word, true, scratch, out);
-    // A word that begins with unknown characters goes on with the token of those before it.
-    const bool alone = out.empty() || out.back() != unknown_;
-    PieceCache::Append(alone ? cache : nullptr, word, out,
-                       [&] { EncodeWord(word, false, scratch, out); });
+    PieceCache::Append(cache, word, out, [&] { EncodeWord(word, false, scratch, out); });
   };
   // Nothing merges across the end of a word.
   size_t begin = 0;
@@ -169,7 +169,7 @@ void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& 
     const auto known = characters_.find(code_point);
     if (known != characters_.end()) {
       symbols.push_back(known->second);
-    } else {
+    } else if (unknown_ >= 0 || HasBytes(text)) {  // else it vanishes, and its neighbours merge
       symbols.push_back(first_foreign + static_cast<TokenId>(foreign.size()));
       foreign.push_back(text);
     }
@@ -181,24 +181,34 @@ void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& 
     at += part.bytes;
   }
   merges_.Merge(symbols);
+  // An unknown token waits for the next character that has a token. Bytes go in front of it, and do
+  // not end it, as in `tokenizers`.
+  bool waits = false;
+  const auto put_unknown = [&] {
+    if (std::exchange(waits, false) && unknown_ >= 0) out.push_back(unknown_);
+  };
   for (const TokenId symbol : symbols) {
     if (symbol < tokens_) {
+      put_unknown();
       out.push_back(symbol);
-    } else if (symbol >= first_foreign) {
-      AppendBytes(foreign[static_cast<size_t>(symbol - first_foreign)], out);
+      continue;
+    }
+    const std::string_view character = symbol >= first_foreign
+                                           ? foreign[static_cast<size_t>(symbol - first_foreign)]
+                                           : rare_[static_cast<size_t>(symbol - tokens_)];
+    if (HasBytes(character)) {
+      for (const char c : character) out.push_back(bytes_[static_cast<uint8_t>(c)]);
     } else {
-      AppendBytes(rare_[static_cast<size_t>(symbol - tokens_)], out);
+      if (!fuses_unknown_) put_unknown();
+      waits = true;
     }
   }
+  put_unknown();
 }
 
-void CharacterBpe::AppendBytes(std::string_view character, std::vector<TokenId>& out) const {
-  const auto byte_token = [&](char c) { return bytes_[static_cast<uint8_t>(c)]; };
-  if (std::ranges::all_of(character, [&](char c) { return byte_token(c) >= 0; })) {
-    for (const char c : character) out.push_back(byte_token(c));
-  } else if (unknown_ >= 0 && (!fuses_unknown_ || out.empty() || out.back() != unknown_)) {
-    out.push_back(unknown_);
-  }
+bool CharacterBpe::HasBytes(std::string_view character) const {
+  return std::ranges::all_of(character,
+                             [&](char c) { return bytes_[static_cast<uint8_t>(c)] >= 0; });
 }
 
 }  // namespace flotilla::model
