@@ -152,9 +152,6 @@ std::string PatternOf(const Json& part) {
     return std::string(Flag(part, "use_regex", true) ? kGpt2 : "(?m).+");
   }
   if (type == "Digits") return Flag(part, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)";
-  if (type == "Punctuation" && (behavior == "Isolated" || behavior == "Contiguous")) {
-    return Cat(R"([!-/:-@\[-`{-~\p{P}])", behavior == "Isolated" ? "" : "+");
-  }
   if (type == "Split" && behavior == "Isolated" && !Flag(part, "invert", false)) {
     return std::string(Text(At(At(part, "pattern"), "Regex")));
   }
@@ -241,10 +238,9 @@ class Reader {
     using Kind = TextStep::Kind;
     const auto to_bytes = [](const TextStep& step) { return step.kind == Kind::kByteLevel; };
     const auto& splitter = steps->pre_tokenizer;
-    const auto bytes = std::ranges::find_if(splitter, to_bytes);
-    if (byte_level_ ? bytes + 1 != splitter.end() : bytes != splitter.end()) {
-      return Unknown("the pre-tokenizer", byte_level_ ? "that does not end with ByteLevel"
-                                                      : "ByteLevel without such a decoder");
+    if (std::ranges::any_of(splitter, to_bytes) != byte_level_) {
+      return Unknown("the pre-tokenizer",
+                     byte_level_ ? "that has no ByteLevel" : "ByteLevel without such a decoder");
     }
     if (byte_level_) bundle_.ignores_merges = Flag(model_, "ignore_merges", false);
     bundle_.steps = *std::move(steps);
@@ -281,7 +277,8 @@ class Reader {
     bool to_bytes = false;
     std::vector<std::string> patterns;
     for (const Json* each : PartsOf(part, "pretokenizers")) {
-      to_bytes = to_bytes || TypeOf(*each) == "ByteLevel";
+      if (to_bytes) return false;  // it would split the characters that stand for bytes
+      to_bytes = TypeOf(*each) == "ByteLevel";
       patterns.push_back(PatternOf(*each));
       if (patterns.back().empty()) return false;
     }

@@ -181,7 +181,7 @@ def test_bytes_without_a_token(tmp_path):
     (lambda s: s.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAA"}),
      "precompiled_charsmap has 2 bytes"),
     (lambda s: s.update(pre_tokenizer={"type": "UnicodeScripts"}), "the pre-tokenizer 'UnicodeScripts'"),
-    (lambda s: s.update(pre_tokenizer={"type": "Whitespace"}), "that does not end with ByteLevel"),
+    (lambda s: s.update(pre_tokenizer={"type": "Whitespace"}), "that has no ByteLevel"),
     (lambda s: s.update(decoder={"type": "CTC"}), "the decoder 'CTC'"),
     (lambda s: s.update(post_processor={"type": "Elsewhere"}), "the post_processor 'Elsewhere'"),
     (lambda s: s["model"].update(end_of_word_suffix="</w>"), "end_of_word_suffix '</w>'"),
