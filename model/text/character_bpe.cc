@@ -53,6 +53,7 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
     if (space != std::string_view::npos) bpe.cuts_at_spaces_ = false;
   }
   for (const auto& [text, id] : bpe.by_text_) {
+    if (!vocabulary.merges.empty()) break;  // rules name tokens only
     for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
       const Utf8Part part = ReadCharacter(text, at);
       const auto symbol = static_cast<TokenId>(vocabulary.texts.size() + bpe.rare_.size());
@@ -84,8 +85,12 @@ TokenId CharacterBpe::SymbolOf(std::string_view text) const {
 BpeMerges::Seam CharacterBpe::SeamOf(std::string_view left, std::string_view right) const {
   size_t last = left.size() - 1;
   while ((static_cast<uint8_t>(left[last]) & 0xc0) == 0x80) --last;
-  return {characters_.at(ReadCharacter(left, last).code_point),
-          characters_.at(ReadCharacter(right, 0).code_point)};
+  // A rule for a character that is no symbol never applies.
+  const auto symbol = [&](std::string_view text, size_t at) {
+    const auto found = characters_.find(ReadCharacter(text, at).code_point);
+    return found == characters_.end() ? TokenId{-1} : found->second;
+  };
+  return {symbol(left, last), symbol(right, 0)};
 }
 
 absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
