@@ -205,9 +205,10 @@ class Reader {
     Fail(Unimplemented("tokenizer.json: ", what, " ", value, " is not supported"));
   }
 
-  void AddRule(TokenId id, const Json& token, bool in_model) {
+  void AddRule(TokenId id, const Json& token, bool in_model, bool byte) {
     AddedTokenRule rule = ReadAddedRule(id, token);
     rule.in_model = in_model;
+    rule.byte = byte;
     if (rule != AddedTokenRule{.id = id}) bundle_.added_rules.push_back(rule);
   }
 
@@ -291,6 +292,15 @@ class Reader {
 
   // How spaces become the mark and back, where nothing else splits text. False: it takes steps.
   bool ReadSpaces() {
+    const Json& added = At(files_.tokenizer, "added_tokens");
+    for (size_t i = 0; added.is_array() && i < added.size(); ++i) {
+      if (Flag(added[i], "normalized", false)) return false;  // it counts in text with marks
+      // One that the model does not have stands for spaces in the other kinds of files.
+      const std::string content(Text(At(added[i], "content")));
+      if (content.find(kSpaceMark) != content.npos && !At(model_, "vocab").contains(content)) {
+        return false;
+      }
+    }
     const std::string before =
         DescribeAll(PartsOf(At(files_.tokenizer, "normalizer"), "normalizers"), DescribeStep);
     const Json& splitter = At(files_.tokenizer, "pre_tokenizer");
@@ -395,12 +405,13 @@ class Reader {
         }
         const bool special = Flag(token, "special", false);
         // The model has it, too: merges may make it of text that normalisation has changed.
-        const bool in_model = !special && place.is_number_unsigned() &&
-                              place.get<uint64_t>() < count && placed_[place.get<uint64_t>()];
+        const bool in_model = place.is_number_unsigned() && place.get<uint64_t>() < count &&
+                              placed_[place.get<uint64_t>()];
+        const bool byte = in_model && bundle_.kinds[place.get<uint64_t>()] == TokenKind::kByte;
         Put(Text(At(token, "content")), place,
             special ? TokenKind::kControl : TokenKind::kUserDefined);
         if (!ok()) return;
-        AddRule(static_cast<TokenId>(place.get<uint64_t>()), token, in_model);
+        AddRule(static_cast<TokenId>(place.get<uint64_t>()), token, in_model, byte);
       }
     }
     for (size_t id = 0; id < count; ++id) {
