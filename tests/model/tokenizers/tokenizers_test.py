@@ -189,6 +189,14 @@ def test_bytes_without_a_token(tmp_path):
         {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated", "invert": False},
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}),
      r"has \w"),
+    # Oniguruma takes such characters for one, and folds properties in classes.
+    *((lambda s, pattern=pattern: s.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}),
+       message) for pattern, message in [
+           ("(?i:ss)", "another case of one"), ("a(?i)x|S(?:t|y)", "another case of one"),
+           ("(?i:s{1}t)", "another case of one"), ("(?i:\u00df)", "another case of one"),
+           ("(?i:[\u00c0-\u00ff])", "another case of one"), (r"(?i:[\p{Lu}])", "a property in a class")]),
 ])
 def test_what_is_unknown_is_refused_by_name(change, message, tmp_path):
     state = json.loads(byte_level("gpt-2").to_str())

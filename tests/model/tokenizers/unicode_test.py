@@ -47,6 +47,8 @@ BYTE_LEVEL = {
     "gpt-4o": (sequence(split(CASED % (CONTRACTION, CONTRACTION, "{1,3}")), bytes_of_pieces()), None),
     "deepseek-v3": (sequence(*map(split, DEEPSEEK), bytes_of_pieces()), None),
     "smollm": (sequence(digits(True), gpt2()), None),
+    "cases": (sequence(split("(?i)[k-t\u03b1-\u03c9]+|'S|\u0438|\\p{Lu}x|a(?-i)ss"), bytes_of_pieces()),
+              None),
     "punctuation": (sequence(punctuation("isolated"), gpt2()), None),
     "falcon": (sequence(punctuation("contiguous"), gpt2(), digits(False), split("[0-9][0-9][0-9]")),
                None),
