@@ -102,6 +102,8 @@ uint64_t TokenizerHash(const TokenizerBundle& tokenizer) {
     for (const bool flag : {rule.strips_left, rule.strips_right, rule.whole_word}) {
       hasher.AddFlag(flag);
     }
+    if (!rule.in_model && !rule.normalized && !rule.byte) continue;
+    for (const bool flag : {rule.in_model, rule.normalized, rule.byte}) hasher.AddFlag(flag);
   }
   hasher.Add(tokenizer.chat_template.value_or(""));
   if (tokenizer.steps.has_value()) hasher.AddSteps(*tokenizer.steps);

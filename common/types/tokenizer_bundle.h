@@ -40,6 +40,8 @@ struct AddedTokenRule {
   bool strips_right = false;
   bool whole_word = false;  // not beside a letter, a digit or '_'
   bool in_model = false;    // where it does not count, the model may make it of text
+  bool normalized = false;  // it counts in normalised text, written as its own normal form
+  bool byte = false;        // the model uses it for the byte that it is called after
 
   bool operator==(const AddedTokenRule&) const = default;
 };

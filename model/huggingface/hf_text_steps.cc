@@ -291,7 +291,8 @@ AddedTokenRule ReadAddedRule(TokenId id, const Json& token) {
   return {.id = id,
           .strips_left = JsonFlag(token, "lstrip", false),
           .strips_right = JsonFlag(token, "rstrip", false),
-          .whole_word = JsonFlag(token, "single_word", false)};
+          .whole_word = JsonFlag(token, "single_word", false),
+          .normalized = JsonFlag(token, "normalized", false)};
 }
 
 absl::StatusOr<TextSteps> ReadTextSteps(const Json& tokenizer) {

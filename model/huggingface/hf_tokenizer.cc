@@ -152,9 +152,6 @@ std::string PatternOf(const Json& part) {
     return std::string(Flag(part, "use_regex", true) ? kGpt2 : "(?m).+");
   }
   if (type == "Digits") return Flag(part, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)";
-  if (type == "Punctuation" && (behavior == "Isolated" || behavior == "Contiguous")) {
-    return Cat(R"([!-/:-@\[-`{-~\p{P}])", behavior == "Isolated" ? "" : "+");
-  }
   if (type == "Split" && behavior == "Isolated" && !Flag(part, "invert", false)) {
     return std::string(Text(At(At(part, "pattern"), "Regex")));
   }
@@ -208,9 +205,10 @@ class Reader {
     Fail(Unimplemented("tokenizer.json: ", what, " ", value, " is not supported"));
   }
 
-  void AddRule(TokenId id, const Json& token, bool in_model) {
+  void AddRule(TokenId id, const Json& token, bool in_model, bool byte) {
     AddedTokenRule rule = ReadAddedRule(id, token);
     rule.in_model = in_model;
+    rule.byte = byte;
     if (rule != AddedTokenRule{.id = id}) bundle_.added_rules.push_back(rule);
   }
 
@@ -230,7 +228,7 @@ class Reader {
     }
     if (byte_level_ && Flag(model_, "byte_fallback", false)) Unknown("byte_fallback", "true");
     if (byte_level_) return;
-    bundle_.fuses_unknown = Flag(model_, "fuse_unk", false) || Flag(model_, "byte_fallback", false);
+    bundle_.fuses_unknown = Flag(model_, "fuse_unk", false);
     if (Flag(model_, "ignore_merges", false)) Unknown("ignore_merges", "true");
   }
 
@@ -241,10 +239,9 @@ class Reader {
     using Kind = TextStep::Kind;
     const auto to_bytes = [](const TextStep& step) { return step.kind == Kind::kByteLevel; };
     const auto& splitter = steps->pre_tokenizer;
-    const auto bytes = std::ranges::find_if(splitter, to_bytes);
-    if (byte_level_ ? bytes + 1 != splitter.end() : bytes != splitter.end()) {
-      return Unknown("the pre-tokenizer", byte_level_ ? "that does not end with ByteLevel"
-                                                      : "ByteLevel without such a decoder");
+    if (std::ranges::any_of(splitter, to_bytes) != byte_level_) {
+      return Unknown("the pre-tokenizer",
+                     byte_level_ ? "that has no ByteLevel" : "ByteLevel without such a decoder");
     }
     if (byte_level_) bundle_.ignores_merges = Flag(model_, "ignore_merges", false);
     bundle_.steps = *std::move(steps);
@@ -281,7 +278,8 @@ class Reader {
     bool to_bytes = false;
     std::vector<std::string> patterns;
     for (const Json* each : PartsOf(part, "pretokenizers")) {
-      to_bytes = to_bytes || TypeOf(*each) == "ByteLevel";
+      if (to_bytes) return false;  // it would split the characters that stand for bytes
+      to_bytes = TypeOf(*each) == "ByteLevel";
       patterns.push_back(PatternOf(*each));
       if (patterns.back().empty()) return false;
     }
@@ -294,7 +292,15 @@ class Reader {
 
   // How spaces become the mark and back, where nothing else splits text. False: it takes steps.
   bool ReadSpaces() {
-    if (!bundle_.fuses_unknown) return false;
+    const Json& added = At(files_.tokenizer, "added_tokens");
+    for (size_t i = 0; added.is_array() && i < added.size(); ++i) {
+      if (Flag(added[i], "normalized", false)) return false;  // it counts in text with marks
+      // One that the model does not have stands for spaces in the other kinds of files.
+      const std::string content(Text(At(added[i], "content")));
+      if (content.find(kSpaceMark) != content.npos && !At(model_, "vocab").contains(content)) {
+        return false;
+      }
+    }
     const std::string before =
         DescribeAll(PartsOf(At(files_.tokenizer, "normalizer"), "normalizers"), DescribeStep);
     const Json& splitter = At(files_.tokenizer, "pre_tokenizer");
@@ -399,12 +405,13 @@ class Reader {
         }
         const bool special = Flag(token, "special", false);
         // The model has it, too: merges may make it of text that normalisation has changed.
-        const bool in_model = !special && place.is_number_unsigned() &&
-                              place.get<uint64_t>() < count && placed_[place.get<uint64_t>()];
+        const bool in_model = place.is_number_unsigned() && place.get<uint64_t>() < count &&
+                              placed_[place.get<uint64_t>()];
+        const bool byte = in_model && bundle_.kinds[place.get<uint64_t>()] == TokenKind::kByte;
         Put(Text(At(token, "content")), place,
             special ? TokenKind::kControl : TokenKind::kUserDefined);
         if (!ok()) return;
-        AddRule(static_cast<TokenId>(place.get<uint64_t>()), token, in_model);
+        AddRule(static_cast<TokenId>(place.get<uint64_t>()), token, in_model, byte);
       }
     }
     for (size_t id = 0; id < count; ++id) {

@@ -268,7 +268,8 @@ absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, 
       bundle->kinds[place] =
           JsonFlag(*token, "special", false) ? TokenKind::kControl : TokenKind::kUserDefined;
     }
-    const AddedTokenRule rule = ReadAddedRule(id, *token);
+    AddedTokenRule rule = ReadAddedRule(id, *token);
+    rule.normalized = false;  // SentencePiece looks for them in the text as it comes
     if (rule != AddedTokenRule{.id = id}) bundle->added_rules.push_back(rule);
   }
   bundle->add_bos = bundle->kind == "llama";

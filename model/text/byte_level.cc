@@ -24,6 +24,16 @@ constexpr std::array<int16_t, 0x144> kByteOfCodePoint = [] {
   return table;
 }();
 
+// The alphabet: byte -> code point.
+constexpr std::array<uint16_t, 256> kCodePointOfByte = [] {
+  std::array<uint16_t, 256> table{};
+  for (size_t code_point = 0; code_point < kByteOfCodePoint.size(); ++code_point) {
+    const int16_t byte = kByteOfCodePoint[code_point];
+    if (byte >= 0) table[static_cast<size_t>(byte)] = static_cast<uint16_t>(code_point);
+  }
+  return table;
+}();
+
 }  // namespace
 
 bool AppendByteLevel(std::string_view text, std::string& out) {
@@ -39,6 +49,18 @@ bool AppendByteLevel(std::string_view text, std::string& out) {
     at += part.bytes;
   }
   return true;
+}
+
+void AppendInByteLevel(std::string_view bytes, std::string& out) {
+  for (const char c : bytes) {
+    const uint16_t code_point = kCodePointOfByte[static_cast<uint8_t>(c)];
+    if (code_point < 0x80) {
+      out.push_back(static_cast<char>(code_point));
+    } else {
+      out.push_back(static_cast<char>(0xc0 | code_point >> 6));
+      out.push_back(static_cast<char>(0x80 | (code_point & 0x3f)));
+    }
+  }
 }
 
 std::optional<uint8_t> ByteOf(std::string_view token) {

@@ -12,6 +12,9 @@ namespace flotilla::model {
 // if a character is not of that alphabet.
 bool AppendByteLevel(std::string_view text, std::string& out);
 
+// Appends the text that stands for `bytes` in that alphabet.
+void AppendInByteLevel(std::string_view bytes, std::string& out);
+
 // The byte that a token like <0x0A> stands for.
 std::optional<uint8_t> ByteOf(std::string_view token);
 

@@ -53,6 +53,7 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
     if (space != std::string_view::npos) bpe.cuts_at_spaces_ = false;
   }
   for (const auto& [text, id] : bpe.by_text_) {
+    if (!vocabulary.merges.empty()) break;  // rules name tokens only
     for (size_t at = 0; at < text.size(); at = EndOf(text, at)) {
       const Utf8Part part = ReadCharacter(text, at);
       const auto symbol = static_cast<TokenId>(vocabulary.texts.size() + bpe.rare_.size());
@@ -61,6 +62,9 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
       }
     }
   }
+  // Words begin with a space, and are independent of those before them only if this is a token.
+  const auto space = bpe.characters_.find(' ');
+  if (space == bpe.characters_.end() || space->second >= bpe.tokens_) bpe.cuts_at_spaces_ = false;
   if (vocabulary.merges.empty()) {
     bpe.MakeRules(vocabulary);
   } else if (absl::Status status = bpe.ReadRules(vocabulary); !status.ok()) {
@@ -81,8 +85,12 @@ TokenId CharacterBpe::SymbolOf(std::string_view text) const {
 BpeMerges::Seam CharacterBpe::SeamOf(std::string_view left, std::string_view right) const {
   size_t last = left.size() - 1;
   while ((static_cast<uint8_t>(left[last]) & 0xc0) == 0x80) --last;
-  return {characters_.at(ReadCharacter(left, last).code_point),
-          characters_.at(ReadCharacter(right, 0).code_point)};
+  // A rule for a character that is no symbol never applies.
+  const auto symbol = [&](std::string_view text, size_t at) {
+    const auto found = characters_.find(ReadCharacter(text, at).code_point);
+    return found == characters_.end() ? TokenId{-1} : found->second;
+  };
+  return {symbol(left, last), symbol(right, 0)};
 }
 
 absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
@@ -138,10 +146,7 @@ void CharacterBpe::Encode(std::string_view text, bool after_space, PieceCache* c
   if (!cuts_at_spaces_) return EncodeWord(text, after_space, scratch, out);
   const auto encode = [&](std::string_view word) {
     if (std::exchange(after_space, false)) return EncodeWord(word, true, scratch, out);
-    // A word that begins with unknown characters goes on with the token of those before it.
-    const bool alone = out.empty() || out.back() != unknown_;
-    PieceCache::Append(alone ? cache : nullptr, word, out,
-                       [&] { EncodeWord(word, false, scratch, out); });
+    PieceCache::Append(cache, word, out, [&] { EncodeWord(word, false, scratch, out); });
   };
   // Nothing merges across the end of a word.
   size_t begin = 0;
@@ -169,7 +174,7 @@ void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& 
     const auto known = characters_.find(code_point);
     if (known != characters_.end()) {
       symbols.push_back(known->second);
-    } else {
+    } else if (unknown_ >= 0 || HasBytes(text)) {  // else it vanishes, and its neighbours merge
       symbols.push_back(first_foreign + static_cast<TokenId>(foreign.size()));
       foreign.push_back(text);
     }
@@ -181,24 +186,34 @@ void CharacterBpe::EncodeWord(std::string_view word, bool after_space, Scratch& 
     at += part.bytes;
   }
   merges_.Merge(symbols);
+  // An unknown token waits for the next character that has a token. Bytes go in front of it, and do
+  // not end it, as in `tokenizers`.
+  bool waits = false;
+  const auto put_unknown = [&] {
+    if (std::exchange(waits, false) && unknown_ >= 0) out.push_back(unknown_);
+  };
   for (const TokenId symbol : symbols) {
     if (symbol < tokens_) {
+      put_unknown();
       out.push_back(symbol);
-    } else if (symbol >= first_foreign) {
-      AppendBytes(foreign[static_cast<size_t>(symbol - first_foreign)], out);
+      continue;
+    }
+    const std::string_view character = symbol >= first_foreign
+                                           ? foreign[static_cast<size_t>(symbol - first_foreign)]
+                                           : rare_[static_cast<size_t>(symbol - tokens_)];
+    if (HasBytes(character)) {
+      for (const char c : character) out.push_back(bytes_[static_cast<uint8_t>(c)]);
     } else {
-      AppendBytes(rare_[static_cast<size_t>(symbol - tokens_)], out);
+      if (!fuses_unknown_) put_unknown();
+      waits = true;
     }
   }
+  put_unknown();
 }
 
-void CharacterBpe::AppendBytes(std::string_view character, std::vector<TokenId>& out) const {
-  const auto byte_token = [&](char c) { return bytes_[static_cast<uint8_t>(c)]; };
-  if (std::ranges::all_of(character, [&](char c) { return byte_token(c) >= 0; })) {
-    for (const char c : character) out.push_back(byte_token(c));
-  } else if (unknown_ >= 0 && (!fuses_unknown_ || out.empty() || out.back() != unknown_)) {
-    out.push_back(unknown_);
-  }
+bool CharacterBpe::HasBytes(std::string_view character) const {
+  return std::ranges::all_of(character,
+                             [&](char c) { return bytes_[static_cast<uint8_t>(c)] >= 0; });
 }
 
 }  // namespace flotilla::model

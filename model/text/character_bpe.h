@@ -63,8 +63,8 @@ class CharacterBpe {
   };
   void EncodeWord(std::string_view word, bool after_space, Scratch& scratch,
                   std::vector<TokenId>& out) const;
-  // Appends what stands for a character without a token.
-  void AppendBytes(std::string_view character, std::vector<TokenId>& out) const;
+  // Whether all bytes of a character have tokens.
+  bool HasBytes(std::string_view character) const;
 
   TokenId tokens_ = 0;                                 // symbols from here on are rare characters
   absl::flat_hash_map<uint32_t, TokenId> characters_;  // code point -> symbol
@@ -75,7 +75,8 @@ class CharacterBpe {
   TokenId unknown_ = -1;
   bool fuses_unknown_ = true;
   BpeMerges merges_;
-  bool cuts_at_spaces_ = true;  // no token has a space behind another character
+  // A space is a token, and no token has one behind another character.
+  bool cuts_at_spaces_ = true;
 };
 
 }  // namespace flotilla::model

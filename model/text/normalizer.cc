@@ -386,6 +386,8 @@ absl::StatusOr<Normalizer> Normalizer::Create(std::span<const TextStep> steps) {
   return normalizer;
 }
 
+bool Normalizer::empty() const { return steps_.empty(); }
+
 absl::Status Normalizer::Apply(std::string& text, bool& keeps_begin) const {
   const size_t most = 32 * text.size() + 4096;
   keeps_begin = true;

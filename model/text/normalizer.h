@@ -30,6 +30,9 @@ class Normalizer {
   // pattern takes too many steps.
   absl::Status Apply(std::string& text, bool& keeps_begin) const;
 
+  // Whether it leaves every text as it is.
+  bool empty() const;
+
  private:
   struct Step;
   Normalizer();

@@ -2,6 +2,8 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <unicode/uchar.h>
+#include <unicode/unistr.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +17,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "common/types/text.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
@@ -59,6 +62,29 @@ constexpr std::string_view kScripts[] = {
     "Hebrew",   "Hiragana",  "Inherited", "Kannada",  "Katakana", "Khmer",    "Lao",
     "Latin",    "Malayalam", "Mongolian", "Myanmar",  "Oriya",    "Sinhala",  "Tamil",
     "Telugu",   "Thaana",    "Thai",      "Tibetan"};
+
+icu::UnicodeString Folded(uint32_t c) {
+  return icu::UnicodeString(static_cast<UChar32>(c)).foldCase();
+}
+
+// The characters that fold to many, as sharp s to ss, with these.
+const std::vector<std::pair<uint32_t, icu::UnicodeString>>& ManyOfOne() {
+  static const auto* const all = [] {
+    auto* found = new std::vector<std::pair<uint32_t, icu::UnicodeString>>;
+    constexpr std::pair<uint32_t, uint32_t> kBlocks[] = {{0x80, 0x2000}, {0xfb00, 0xfb20}};
+    for (const auto& [begin, end] : kBlocks) {
+      for (uint32_t c = begin; c < end; ++c) {
+        if (Folded(c).countChar32() > 1) found->emplace_back(c, Folded(c));
+      }
+    }
+    return found;
+  }();
+  return *all;
+}
+bool HasFoldingToMany(uint32_t first, uint32_t last) {
+  return std::ranges::any_of(
+      ManyOfOne(), [&](const auto& one) { return one.first >= first && one.first <= last; });
+}
 
 // The pattern of a tokenizer.json, which Oniguruma would read, for PCRE2. What both read alike is
 // copied, what differs is spelled out, and the rest is refused.
@@ -106,14 +132,44 @@ class Translator {
         break;
       case ')':
         out_.append(open_.back(), ')');
-        if (open_.size() > 1) open_.pop_back();
+        if (open_.size() > 1) {
+          open_.pop_back();
+          folds_.pop_back();
+        }
         out_ += ')';
         break;
-      default:
+      case '|':
+      case '.':
+      case '*':
+      case '+':
+      case '?':
+        literal_.remove();
         out_ += c;
+        break;
+      default: {
+        const Utf8Part part = ReadUtf8(pattern_, at_);
+        out_ += pattern_.substr(at_, part.bytes);
+        at_ += part.bytes;
+        return Literal(part.code_point);
+      }
     }
     ++at_;
     return absl::OkStatus();
+  }
+
+  // With option i, Oniguruma takes for each other a character and what it folds to, also if these
+  // are many, and PCRE2 does not.
+  absl::Status FoldsToMany() const {
+    return Has("characters that are together another case of one, with option i");
+  }
+  absl::Status Literal(uint32_t c) {
+    if (!folds_.back()) literal_.remove();
+    if (!folds_.back()) return absl::OkStatus();
+    if (HasFoldingToMany(c, c)) return FoldsToMany();
+    literal_ += Folded(c);
+    const bool many = std::ranges::any_of(
+        ManyOfOne(), [&](const auto& one) { return literal_.endsWith(one.second); });
+    return many ? FoldsToMany() : absl::OkStatus();
   }
 
   absl::Status Group() {
@@ -131,6 +187,7 @@ class Translator {
       out_ += '(';
     }
     open_.push_back(0);
+    folds_.push_back(folds_.back());
     return absl::OkStatus();
   }
 
@@ -161,10 +218,14 @@ class Translator {
     }
     if (at_ == pattern_.size()) return Ends("in a group");
     out_ += Cat("(?", options, ":");
+    const size_t last = options.rfind('i'), off = options.find('-');
+    const bool folds = last == options.npos ? folds_.back() : off == options.npos || last < off;
     if (Begins(":")) {
       open_.push_back(0);
+      folds_.push_back(folds);
     } else {
       ++open_.back();
+      folds_.back() = folds;
     }
     ++at_;
     return absl::OkStatus();
@@ -198,6 +259,8 @@ class Translator {
     if (++at_ == pattern_.size()) return Ends("with a backslash");
     const char c = pattern_[at_++];
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (letter) literal_.remove();
+    member_ = letter ? 0 : static_cast<uint8_t>(c);
     if (c == 's') {
       out_ += in_class ? WS : "[" WS "]";
       return Member::kSet;
@@ -206,13 +269,20 @@ class Translator {
       out_ += "[^" WS "]";
       return Member::kSet;
     }
+    if ((c == 'p' || c == 'P') && in_class && folds_.back()) {
+      return Has("a property in a class, with option i");
+    }
     if (c == 'p' || c == 'P') return Property(c);
     if ((letter && kSame.find(c) == kSame.npos) || (c >= '0' && c <= '9')) {
       return Has(Cat("\\", std::string_view(&c, 1)));
     }
     out_ += '\\';
     out_ += c;
-    return c == 'd' || c == 'D' ? Member::kSet : Member::kCharacter;
+    if (c == 'd' || c == 'D') return Member::kSet;
+    if (static_cast<uint8_t>(c) >= 0x80 && folds_.back()) return Has("a backslash, with option i");
+    if (in_class || letter) return Member::kCharacter;
+    if (absl::Status status = Literal(static_cast<uint8_t>(c)); !status.ok()) return status;
+    return Member::kCharacter;
   }
 
   // \p or \P, of which the name follows.
@@ -234,6 +304,7 @@ class Translator {
   }
 
   absl::Status Class() {
+    literal_.remove();
     out_ += '[';
     ++at_;
     if (Begins("^")) {
@@ -273,9 +344,11 @@ class Translator {
       if (range && last == Member::kCharacter) {
         out_ += '-';
         ++at_;
+        const uint32_t begin = member_;
         const auto end = Begins("[") || Begins("&&") ? Member::kSet : OneMember();
         if (!end.ok()) return end.status();
         if (*end == Member::kSet) return Has("a range that ends with a set");
+        if (folds_.back() && HasFoldingToMany(begin, member_)) return FoldsToMany();
         last = Member::kRange;
         continue;
       }
@@ -291,9 +364,11 @@ class Translator {
     if (at_ == pattern_.size()) return Ends("in a class");
     if (Begins("\\")) return Escape(/*in_class=*/true);
     if (absl::ascii_ispunct(static_cast<unsigned char>(pattern_[at_]))) out_ += '\\';
-    do {
-      out_ += pattern_[at_++];
-    } while (at_ < pattern_.size() && (static_cast<uint8_t>(pattern_[at_]) & 0xc0) == 0x80);
+    const Utf8Part part = ReadUtf8(pattern_, at_);
+    member_ = part.code_point;
+    out_ += pattern_.substr(at_, part.bytes);
+    at_ += part.bytes;
+    if (folds_.back() && HasFoldingToMany(member_, member_)) return FoldsToMany();
     return Member::kCharacter;
   }
 
@@ -305,6 +380,9 @@ class Translator {
   int depth_ = 0;  // of classes in a class
   // For the whole and for each open group: the groups in it that end with it.
   std::vector<size_t> open_ = {0};
+  std::vector<bool> folds_ = {false};  // of the same: option i is on
+  icu::UnicodeString literal_;         // the characters before at_, folded, if option i is on
+  uint32_t member_ = 0;                // the last character of a class
   std::string out_;
 };
 

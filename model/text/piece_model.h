@@ -22,12 +22,15 @@ class PieceModel {
 
   // Appends the tokens of `piece`, which is valid UTF-8 and not empty.
   virtual void Encode(std::string_view piece, std::vector<TokenId>& out) const = 0;
+  // The same, as if the vocabulary had no guarded tokens.
+  virtual void EncodeGuarded(std::string_view piece, std::vector<TokenId>& out) const = 0;
 };
 
 // What of a vocabulary takes part. The views need not outlive the call.
 struct PieceVocabulary {
   std::span<const std::string_view> texts;  // [vocabulary]; empty: the token takes no part
   std::array<TokenId, 256> bytes{};         // the tokens that stand for a byte; -1: none
+  std::vector<bool> guarded;       // [texts], or empty: EncodeGuarded does not make these tokens
   TokenId unknown = -1;            // stands for characters without a token; -1: they vanish
   std::span<const double> scores;  // [vocabulary] of Unigram
   bool single_precision = false;   // Unigram adds scores as SentencePiece does

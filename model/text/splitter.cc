@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/types/text.h"
+#include "model/text/byte_level.h"
 #include "model/text/characters.h"
 #include "model/text/utf8.h"
 
@@ -67,12 +68,13 @@ absl::StatusOr<bool> SplitCharacters(std::string_view text, const Matches& match
 // The pieces of one text.
 class Splitter::Run {
  public:
-  Run(const std::vector<Step>& steps, Piece piece) : steps_(steps), piece_(piece) {}
+  Run(const Splitter& splitter, Piece piece)
+      : steps_(splitter.steps_), in_alphabet_(splitter.ends_in_alphabet_), piece_(piece) {}
 
   // Splits what the steps before `stage` leave. False: `piece` wants no more.
   absl::StatusOr<bool> Split(size_t stage, std::string_view text, bool first) {
     if (text.empty()) return true;
-    if (stage == steps_.size()) return piece_(text);
+    if (stage == steps_.size()) return in_alphabet_ ? Bytes(text) : piece_(text);
     const Step& by = steps_[stage];
     const TextStep& step = by.step;
     const auto next = [&](std::string_view part) {
@@ -96,7 +98,7 @@ class Splitter::Run {
         return Merge(
             step, [&](const auto& part) { return by.pattern->Split(text, part); }, next);
       case Kind::kByteLevel:
-        return ByteLevel(stage, text, first);
+        return ByteLevel(stage, text);
       default:
         return Metaspace(stage, text, first);
     }
@@ -168,17 +170,30 @@ class Splitter::Run {
     return open == Class::kSpace ? absl::StatusOr<bool>(true) : next(text.substr(begin));
   }
 
-  absl::StatusOr<bool> ByteLevel(size_t stage, std::string_view text, bool first) {
+  absl::StatusOr<bool> ByteLevel(size_t stage, std::string_view text) {
     const Step& by = steps_[stage];
     std::string with_space;
     if (by.step.has(TextStep::kSpaceAlways) && text[0] != ' ') {
       with_space = Cat(" ", text);
       text = with_space;
     }
-    if (!by.pattern.has_value()) return Split(stage + 1, text, first);
-    return by.pattern->Split(text, [&](std::string_view part, bool) {
-      return Split(stage + 1, part, first && part.data() == text.data());
-    });
+    const auto next = [&](std::string_view part) {
+      // What nothing splits any more stays as it is.
+      if (stage + 1 == steps_.size()) return Split(stage + 1, part, false);
+      std::string in_alphabet;
+      AppendInByteLevel(part, in_alphabet);
+      return Split(stage + 1, in_alphabet, false);
+    };
+    if (!by.pattern.has_value()) return next(text);
+    return by.pattern->Split(text, [&](std::string_view part, bool) { return next(part); });
+  }
+
+  absl::StatusOr<bool> Bytes(std::string_view text) {
+    std::string bytes;
+    if (!AppendByteLevel(text, bytes)) {
+      return absl::InternalError("a character behind ByteLevel stands for no byte");
+    }
+    return piece_(bytes);
   }
 
   absl::StatusOr<bool> Metaspace(size_t stage, std::string_view text, bool first) {
@@ -207,6 +222,7 @@ class Splitter::Run {
   }
 
   const std::vector<Step>& steps_;
+  const bool in_alphabet_;
   const Piece piece_;
 };
 
@@ -215,10 +231,17 @@ absl::StatusOr<Splitter> Splitter::Create(std::span<const TextStep> steps) {
     return Unimplemented("a pre-tokenizer of ", steps.size(), " steps, not at most ", kMostSteps);
   }
   Splitter splitter;
+  bool byte_level = false;
   for (const TextStep& step : steps) {
     if (step.kind < Kind::kWhitespace || step.kind > Kind::kMetaspace) {
       return Unimplemented("a pre-tokenizer that does not split text");
     }
+    const bool to_bytes = step.kind == Kind::kByteLevel;
+    byte_level = byte_level || to_bytes;
+    if (byte_level && step.kind == Kind::kMetaspace) {
+      return Unimplemented("the pre-tokenizer Metaspace with ByteLevel in front of it");
+    }
+    splitter.ends_in_alphabet_ = byte_level && !to_bytes;
     Step made{.step = step};
     const bool gpt2 = step.kind == Kind::kByteLevel && step.has(TextStep::kRegexSplits);
     if (gpt2 || step.kind == Kind::kSplit) {
@@ -234,7 +257,7 @@ absl::StatusOr<Splitter> Splitter::Create(std::span<const TextStep> steps) {
 }
 
 absl::Status Splitter::Split(std::string_view text, bool first, Piece piece) const {
-  return Run(steps_, piece).Split(0, text, first).status();
+  return Run(*this, piece).Split(0, text, first).status();
 }
 
 }  // namespace flotilla::model

@@ -1,6 +1,9 @@
 // Splitter: splits a text into pieces by the steps of a tokenizer.json. Models never look across
 // the border of two pieces.
 //
+// Steps behind ByteLevel split what ByteLevel makes of a text: the characters that stand for its
+// bytes. The pieces are bytes again.
+//
 // It is immutable after creation; any number of threads may use it at once.
 #pragma once
 
@@ -19,13 +22,13 @@ namespace flotilla::model {
 
 class Splitter {
  public:
-  // UNIMPLEMENTED or INVALID_ARGUMENT: a step does not split text, or has a pattern that cannot be
-  // used.
+  // UNIMPLEMENTED or INVALID_ARGUMENT: a step does not split text, has a pattern that cannot be
+  // used, or puts in characters that stand for no byte.
   static absl::StatusOr<Splitter> Create(std::span<const TextStep> steps);
 
   // Calls `piece` with the pieces of `text`, which is valid UTF-8, until it returns false. A piece
-  // lives as long as the call. `first`: nothing comes before the text. RESOURCE_EXHAUSTED: a
-  // pattern takes too many steps.
+  // lives as long as the call; behind ByteLevel it may begin or end inside a character. `first`:
+  // nothing comes before the text. RESOURCE_EXHAUSTED: a pattern takes too many steps.
   using Piece = absl::FunctionRef<bool(std::string_view)>;
   absl::Status Split(std::string_view text, bool first, Piece piece) const;
 
@@ -39,6 +42,7 @@ class Splitter {
   Splitter() = default;
 
   std::vector<Step> steps_;
+  bool ends_in_alphabet_ = false;  // the last step splits characters that stand for bytes
 };
 
 }  // namespace flotilla::model

@@ -4,10 +4,8 @@
 // It is immutable after creation; any number of threads may use it at once.
 #pragma once
 
-#include <string_view>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/types/tokenizer_bundle.h"
 #include "model/text/normalizer.h"
@@ -21,10 +19,8 @@ class TextPipeline {
   // Of a bundle with steps. UNIMPLEMENTED or INVALID_ARGUMENT: a step cannot be used.
   static absl::StatusOr<TextPipeline> Create(const TextSteps& steps);
 
-  // Calls `piece` with the pieces of `text`, which is valid UTF-8, until it returns false. `first`:
-  // nothing comes before the text. RESOURCE_EXHAUSTED: a pattern takes too many steps, or the text
-  // becomes too long.
-  absl::Status Split(std::string_view text, bool first, Splitter::Piece piece) const;
+  const Normalizer& normalizer() const { return normalizer_; }
+  const Splitter& splitter() const { return splitter_; }
 
   const TokenText& token_text() const { return token_text_; }
 

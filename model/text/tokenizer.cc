@@ -17,29 +17,14 @@ namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
-// Bounds the look-ups at one place of a text: one for each length of an added token. Published ones
-// have at most 100 bytes.
-constexpr size_t kMaxAddedBytes = 256;
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // as CharacterBpe reads it
-
-// The last character before `at`, which is not 0; the text is UTF-8.
-uint32_t CharacterBefore(std::string_view text, size_t at) {
-  do --at;
-  while ((static_cast<uint8_t>(text[at]) & 0xc0) == 0x80);
-  return ReadUtf8(text, at).code_point;
-}
 
 absl::Status TooMany(size_t max_tokens) {
   return absl::OutOfRangeError(Cat("the text has more than ", max_tokens, " tokens"));
 }
 
 }  // namespace
-
-struct Tokenizer::Run {
-  size_t end;  // offset in the whole text
-  bool special_allowed;
-};
 
 absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
   const bool characters = bundle.kind == "llama", byte_level = bundle.kind == "gpt2";
@@ -53,12 +38,14 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
     auto pipeline = TextPipeline::Create(*bundle.steps);
     if (!pipeline.ok()) return pipeline.status();
     tokenizer.pipeline_ = *std::move(pipeline);
+    tokenizer.normalizes_ = !tokenizer.pipeline_->normalizer().empty();
     tokenizer.ignores_merges_ = bundle.ignores_merges;
   } else if (byte_level) {
     auto pretokenizer = Pretokenizer::Create(bundle);
     if (!pretokenizer.ok()) return pretokenizer.status();
     tokenizer.pretokenizer_ = *std::move(pretokenizer);
     tokenizer.ignores_merges_ = tokenizer.pretokenizer_->ignores_merges();
+    tokenizer.normalizes_ = tokenizer.pretokenizer_->normalizes();
   } else if (!characters) {
     return InvalidArgument("tokenizer model '", bundle.kind, "' has no steps");
   }
@@ -73,6 +60,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
   }
   if (!status.ok()) return status;
   tokenizer.ReadSpecials(bundle);
+  tokenizer.ReadGuarded(bundle);
   if (byte_level) {
     tokenizer.MarkWholePieces();
   } else {
@@ -81,22 +69,51 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const TokenizerBundle& bundle) {
   return tokenizer;
 }
 
-bool Tokenizer::AppendBytes(std::string_view token, TokenKind kind) {
-  if (!byte_level_) {
-    const bool plain = kind == Kind::kNormal || kind == Kind::kUserDefined || kind == Kind::kUnused;
-    const std::string text = plain ? WithSpaces(token) : std::string(token);
-    bytes_.insert(bytes_.end(), text.begin(), text.end());
-    // Spaces are no part of added tokens: a token that has some is one of many characters.
-    return kind == Kind::kNormal || (kind == Kind::kUserDefined && text != token);
-  }
-  std::string bytes;
-  const bool merged = kind == Kind::kNormal && AppendByteLevel(token, bytes);
-  if (!merged) bytes = token;
-  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
-  return merged;
+const AddedTokenRule& Tokenizer::RuleOf(TokenId id) const {
+  static const AddedTokenRule none;
+  const auto rule = added_rules_.find(id);
+  return rule == added_rules_.end() ? none : rule->second;
 }
 
-absl::StatusOr<std::vector<std::string>> Tokenizer::ReadTexts(const TokenizerBundle& bundle) {
+absl::StatusOr<Tokenizer::NormalForms> Tokenizer::ReadNormalForms(const TokenizerBundle& bundle) {
+  NormalForms forms;
+  for (const AddedTokenRule& rule : bundle.added_rules) {
+    const auto place = static_cast<size_t>(rule.id);
+    if (!rule.normalized || place >= bundle.tokens.size()) continue;
+    std::string form = bundle.tokens[place];
+    if (FindInvalidUtf8(form) != std::string::npos) continue;
+    bool keeps_begin = true;
+    absl::Status status;
+    if (pipeline_.has_value()) {
+      status = pipeline_->normalizer().Apply(form, keeps_begin);
+    } else if (pretokenizer_.has_value()) {
+      form = pretokenizer_->Normalize(form);
+    }
+    if (!status.ok()) return status;
+    forms.emplace(rule.id, std::move(form));
+  }
+  return forms;
+}
+
+bool Tokenizer::AppendBytes(TokenId id, std::string_view token, TokenKind kind) {
+  const bool in_model = InModel(id);
+  if (!byte_level_) {
+    const bool plain = kind == Kind::kNormal || kind == Kind::kUserDefined || kind == Kind::kUnused;
+    const std::string text = plain || in_model ? WithSpaces(token) : std::string(token);
+    bytes_.insert(bytes_.end(), text.begin(), text.end());
+    // Where no rule says more, spaces are no part of added tokens: a token that has some is one of
+    // many characters.
+    return kind == Kind::kNormal || (kind == Kind::kUserDefined && text != token && !in_model);
+  }
+  std::string bytes;
+  const bool merged = in_model && AppendByteLevel(token, bytes);
+  if (!merged) bytes = token;
+  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  return merged && kind == Kind::kNormal;
+}
+
+absl::StatusOr<std::vector<std::string>> Tokenizer::ReadTexts(const TokenizerBundle& bundle,
+                                                              const NormalForms& normal) {
   std::vector<std::string> texts;
   if (!pipeline_.has_value() || byte_level_) return texts;
   size_t most = 64 << 20;  // bytes; decoders of files add a space at most
@@ -105,10 +122,12 @@ absl::StatusOr<std::vector<std::string>> Tokenizer::ReadTexts(const TokenizerBun
   size_t total = 0;
   for (size_t i = 0; i < bundle.tokens.size(); ++i) {
     const bool special = bundle.kinds[i] == Kind::kControl || bundle.kinds[i] == Kind::kUnknown;
-    texts.push_back(special ? bundle.tokens[i] : decoder.Of(bundle.tokens[i], /*first=*/false));
+    const auto form = normal.find(static_cast<TokenId>(i));
+    const std::string& token = form == normal.end() ? bundle.tokens[i] : form->second;
+    texts.push_back(special ? bundle.tokens[i] : decoder.Of(token, /*first=*/false));
     total += texts.back().size();
     if (decoder.first_differs() && !special) {
-      std::string first = decoder.Of(bundle.tokens[i], /*first=*/true);
+      std::string first = decoder.Of(token, /*first=*/true);
       total += first.size();
       if (first != texts.back()) first_bytes_.emplace(static_cast<TokenId>(i), std::move(first));
     }
@@ -123,9 +142,12 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
     return InvalidArgument("tokenizer: ", count, " tokens and ", bundle.kinds.size(),
                            " token types (wanted: as many, 1..", kMaxVocab, ")");
   }
-  const auto texts = ReadTexts(bundle);
+  const auto normal = ReadNormalForms(bundle);
+  if (!normal.ok()) return normal.status();
+  const auto texts = ReadTexts(bundle, *normal);
   if (!texts.ok()) return texts.status();
   size_t total = 0;
+  for (const auto& [id, form] : *normal) total += form.size();
   for (const std::string& token : texts->empty() ? bundle.tokens : *texts) total += token.size();
   if (total > UINT32_MAX) return InvalidArgument("tokenizer: the tokens are too large");
   bytes_.reserve(total);  // never grows again, so views into it stay valid
@@ -137,45 +159,71 @@ absl::Status Tokenizer::ReadTokens(const TokenizerBundle& bundle) {
     const std::string_view token = bundle.tokens[i];
     const Kind kind = bundle.kinds[i];
     const std::optional<uint8_t> byte = ByteOf(token);
-    if (kind == Kind::kByte && (byte_level_ || !byte.has_value())) {
+    const auto id = static_cast<TokenId>(i);
+    const bool is_byte = kind == Kind::kByte || RuleOf(id).byte;
+    if (is_byte && (byte_level_ || !byte.has_value())) {
       return InvalidArgument("tokenizer: token ", i, " stands for a byte, which ",
                              byte_level_ ? "gpt2 does not have" : "is not written as <0xHH>");
     }
     kinds_.push_back(kind);
-    const auto id = static_cast<TokenId>(i);
     bool merged = false;
     if (!texts->empty()) {
       bytes_.insert(bytes_.end(), (*texts)[i].begin(), (*texts)[i].end());
-    } else if (kind == Kind::kByte) {
+    } else if (is_byte) {
       bytes_.push_back(static_cast<char>(*byte));
     } else {
-      merged = AppendBytes(token, kind);
+      const auto form = normal->find(id);
+      const bool shows_form = form != normal->end() && kind == Kind::kUserDefined;
+      merged = AppendBytes(id, shows_form ? std::string_view(form->second) : token, kind);
     }
     offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
     const std::string_view bytes = TokenBytes(id);
     if (token.empty() || (bytes.empty() && texts->empty())) continue;
     if (kind != Kind::kUnused) bound_.AddToken(bytes);
-    if (kind == Kind::kByte) {
-      byte_tokens_[*byte] = id;
-    } else if (merged) {
-      by_bytes_.emplace(bytes, id);
-      if (bytes.size() == 1 && byte_level_) {
-        merges_.SetByteToken(static_cast<uint8_t>(bytes[0]), id);
-        bound_.AddByte(static_cast<uint8_t>(bytes[0]));
-      }
-    } else if (kind != Kind::kNormal && kind != Kind::kUnused) {
-      if (token.size() > kMaxAddedBytes) {
-        return InvalidArgument("tokenizer: the added token ", i, " has ", token.size(),
-                               " bytes, not at most ", kMaxAddedBytes);
-      }
-      added_.emplace(token, id);
-      if (InModel(id)) by_bytes_.emplace(bytes, id);
-      added_first_[static_cast<uint8_t>(token[0])] = true;
-      added_sizes_.push_back(token.size());
+    if (is_byte) byte_tokens_[*byte] = id;
+    if (merged) {
+      AddModelText(id, bytes);
+    } else if (kind != Kind::kNormal && kind != Kind::kUnused && kind != Kind::kByte) {
+      if (absl::Status status = AddToken(id, token, *normal); !status.ok()) return status;
     }
   }
-  std::ranges::sort(added_sizes_, std::greater<>());
-  added_sizes_.erase(std::unique(added_sizes_.begin(), added_sizes_.end()), added_sizes_.end());
+  return absl::OkStatus();
+}
+
+void Tokenizer::AddModelText(TokenId id, std::string_view text) {
+  by_bytes_.emplace(text, id);
+  if (byte_level_ && text.size() == 1) {
+    merges_.SetByteToken(static_cast<uint8_t>(text[0]), id);
+    bound_.AddByte(static_cast<uint8_t>(text[0]));
+  }
+}
+
+absl::Status Tokenizer::AddToken(TokenId id, std::string_view token, const NormalForms& normal) {
+  const AddedTokenRule& rule = RuleOf(id);
+  const bool special = IsSpecial(id);
+  const auto form = normal.find(id);
+  for (const std::string_view text :
+       {token, form == normal.end() ? token : std::string_view(form->second)}) {
+    if (text.size() > AddedTokens::kMostBytes) {
+      return InvalidArgument("tokenizer: the added token ", id, " has ", text.size(),
+                             " bytes, not at most ", AddedTokens::kMostBytes);
+    }
+  }
+  written_.Add(token, id, special, rule);
+  if (form == normal.end()) in_text_.Add(token, id, special, rule);
+  if (form == normal.end() || special) in_guarded_text_.Add(token, id, special, rule);
+  if (form != normal.end() && !form->second.empty()) {
+    in_normal_text_.Add(form->second, id, special, rule);
+  }
+  if (!InModel(id) || rule.byte) return absl::OkStatus();
+  // The bytes of the token are those of its normal form.
+  std::string& text = model_texts_.emplace_back();
+  if (!byte_level_) {
+    text = WithSpaces(token);
+  } else if (!AppendByteLevel(token, text)) {
+    text = token;
+  }
+  AddModelText(id, text);
   return absl::OkStatus();
 }
 
@@ -196,7 +244,8 @@ absl::Status Tokenizer::MakeCharacterBpe(const TokenizerBundle& bundle) {
   for (const auto& [bytes, id] : by_bytes_) vocabulary.texts[static_cast<size_t>(id)] = bytes;
   std::vector<std::string> spaced(pipeline_.has_value() ? kinds_.size() : 0);
   for (size_t id = 0; id < spaced.size(); ++id) {
-    if (InModel(static_cast<TokenId>(id))) spaced[id] = WithSpaces(bundle.tokens[id]);
+    const auto token = static_cast<TokenId>(id);
+    if (InModel(token) && !RuleOf(token).byte) spaced[id] = WithSpaces(bundle.tokens[id]);
     vocabulary.texts[id] = spaced[id];
   }
   auto characters = CharacterBpe::Create(vocabulary);
@@ -218,9 +267,65 @@ absl::Status Tokenizer::MakeCharacterBpe(const TokenizerBundle& bundle) {
 
 bool Tokenizer::InModel(TokenId id) const {
   const Kind kind = kinds_[static_cast<size_t>(id)];
-  if (kind != Kind::kUserDefined) return kind == Kind::kNormal;
-  const auto rule = added_rules_.find(id);
-  return rule != added_rules_.end() && rule->second.in_model;
+  if (kind == Kind::kUserDefined || kind == Kind::kControl) return RuleOf(id).in_model;
+  return kind == Kind::kNormal;
+}
+
+void Tokenizer::ReadGuarded(const TokenizerBundle& bundle) {
+  std::vector<bool> guarded(kinds_.size());
+  TextMap<TokenId> texts;
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    const auto id = static_cast<TokenId>(i);
+    guarded[i] =
+        kinds_[i] == Kind::kControl && InModel(id) && !RuleOf(id).byte && id != bundle.unknown;
+    if (guarded[i]) guarded_ = {true};
+  }
+  if (guarded_.empty()) return;
+  guarded_ = std::move(guarded);
+  if (piece_model_ != nullptr) return;
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    if (InModel(static_cast<TokenId>(i))) texts.emplace(bundle.tokens[i], static_cast<TokenId>(i));
+  }
+  std::string both;
+  for (const std::string_view merge : bundle.merges) {
+    const size_t space = std::min(merge.find(' '), merge.size() - 1);
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    both = left;
+    both += right;
+    const auto whole = texts.find(both), first = texts.find(left), second = texts.find(right);
+    if (whole == texts.end() || first == texts.end() || second == texts.end()) continue;
+    if (!guarded_[static_cast<size_t>(whole->second)]) continue;
+    parts_.try_emplace(whole->second, std::vector<TokenId>{first->second, second->second});
+  }
+  // A character becomes its bytes. One without them has no other token.
+  for (size_t i = 0; i < guarded_.size(); ++i) {
+    if (!guarded_[i] || parts_.contains(static_cast<TokenId>(i))) continue;
+    std::vector<TokenId> bytes;
+    for (const char c : bundle.tokens[i]) bytes.push_back(byte_tokens_[static_cast<uint8_t>(c)]);
+    if (std::ranges::find(bytes, -1) == bytes.end()) {
+      parts_.emplace(static_cast<TokenId>(i), std::move(bytes));
+    }
+  }
+}
+
+bool Tokenizer::HasGuarded(std::span<const TokenId> ids) const {
+  return std::ranges::any_of(ids, [&](TokenId id) { return guarded_[static_cast<size_t>(id)]; });
+}
+
+void Tokenizer::SplitGuarded(std::vector<TokenId>& ids, size_t from) const {
+  if (!HasGuarded(std::span(ids).subspan(from))) return;
+  std::vector<TokenId> waiting(ids.rbegin(), ids.rend() - static_cast<std::ptrdiff_t>(from));
+  ids.resize(from);
+  while (!waiting.empty()) {
+    const TokenId id = waiting.back();
+    waiting.pop_back();
+    const auto parts = guarded_[static_cast<size_t>(id)] ? parts_.find(id) : parts_.end();
+    if (parts == parts_.end()) {
+      ids.push_back(id);
+    } else {
+      waiting.insert(waiting.end(), parts->second.rbegin(), parts->second.rend());
+    }
+  }
 }
 
 absl::Status Tokenizer::MakePieceModel(const TokenizerBundle& bundle) {
@@ -231,8 +336,16 @@ absl::Status Tokenizer::MakePieceModel(const TokenizerBundle& bundle) {
   const bool exact = std::ranges::none_of(bundle.steps->normalizer, [](const TextStep& step) {
     return step.kind == TextStep::Kind::kSentencePiece && step.has(TextStep::kFloatScores);
   });
+  std::vector<bool> guarded(kinds_.size());
+  for (size_t id = 0; id < texts.size(); ++id) {
+    const auto token = static_cast<TokenId>(id);
+    guarded[id] = kinds_[id] == Kind::kControl && token != bundle.unknown && !RuleOf(token).byte;
+    // `tokenizers` finds the names of bytes in text, and SentencePiece does not.
+    if (exact && kinds_[id] == Kind::kByte) texts[id] = bundle.tokens[id];
+  }
   const PieceVocabulary vocabulary{.texts = texts,
                                    .bytes = byte_tokens_,
+                                   .guarded = std::move(guarded),
                                    .unknown = bundle.unknown,
                                    .scores = bundle.scores,
                                    .single_precision = !exact,
@@ -314,45 +427,8 @@ bool Tokenizer::IsSpecial(TokenId id) const {
 }
 
 TokenId Tokenizer::FindSpecial(std::string_view text) const {
-  const auto it = added_.find(text);
-  return it != added_.end() && IsSpecial(it->second) ? it->second : -1;
-}
-
-Tokenizer::Added Tokenizer::AddedTokenAt(std::string_view text, size_t plain_begin, size_t at,
-                                         size_t run_end, bool special_allowed) const {
-  constexpr Added kNone{-1, 0, 0};
-  if (!MayBeginAdded(text[at])) return kNone;
-  for (const size_t size : added_sizes_) {
-    if (size > run_end - at) continue;
-    const auto it = added_.find(text.substr(at, size));
-    if (it == added_.end() || (IsSpecial(it->second) && !special_allowed)) continue;
-    if (const Added added = WithRule(it->second, text, plain_begin, at, size); added.id >= 0)
-      return added;
-  }
-  return kNone;
-}
-
-Tokenizer::Added Tokenizer::WithRule(TokenId id, std::string_view text, size_t plain_begin,
-                                     size_t at, size_t size) const {
-  Added added{id, at, at + size};
-  const auto rule = added_rules_.find(id);
-  if (rule == added_rules_.end()) return added;
-  if (rule->second.whole_word &&
-      ((at > 0 && IsWordCharacter(CharacterBefore(text, at))) ||
-       (added.end < text.size() && IsWordCharacter(ReadUtf8(text, added.end).code_point)))) {
-    return {-1, 0, 0};
-  }
-  while (rule->second.strips_left && added.begin > plain_begin &&
-         IsWhiteSpace(CharacterBefore(text, added.begin))) {
-    --added.begin;
-    while ((static_cast<uint8_t>(text[added.begin]) & 0xc0) == 0x80) --added.begin;
-  }
-  while (rule->second.strips_right && added.end < text.size()) {
-    const Utf8Part part = ReadUtf8(text, added.end);
-    if (!IsWhiteSpace(part.code_point)) break;
-    added.end += part.bytes;
-  }
-  return added;
+  const TokenId id = written_.Find(text);
+  return IsSpecial(id) ? id : -1;
 }
 
 // Normalises in parts, so that a text that is too long is not normalised as a whole.
@@ -374,72 +450,118 @@ absl::Status Tokenizer::Normalize(std::string_view text, size_t max_tokens,
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
-                                         PieceCache* cache, std::vector<TokenId>& out) const {
-  if (bound_.Exceeds(text, max_tokens - out.size())) return TooMany(max_tokens);
+absl::Status Tokenizer::EncodeCharacters(const PlainText& part, const Target& target) const {
+  const auto& [out, max_tokens, cache] = target;
+  if (bound_.Exceeds(part.text, max_tokens - out.size())) return TooMany(max_tokens);
   bool after_space = space_prefix_ != SpacePrefix::kNone;
   if (space_prefix_ != SpacePrefix::kParts) {
-    after_space = after_space && WithSpaces(text.substr(0, kSpaceMark.size()))[0] != ' ';
+    after_space = after_space && WithSpaces(part.text.substr(0, kSpaceMark.size()))[0] != ' ';
   }
-  if (space_prefix_ == SpacePrefix::kTextWithout) after_space = after_space && first;
-  characters_->Encode(text, after_space, cache, out);
+  if (space_prefix_ == SpacePrefix::kTextWithout) after_space = after_space && part.first;
+  const size_t from = out.size();
+  characters_->Encode(part.text, after_space, cache, out);
+  if (part.guarded) SplitGuarded(out, from);
   return out.size() <= max_tokens ? absl::OkStatus() : TooMany(max_tokens);
 }
 
-absl::Status Tokenizer::EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
-                                         PieceCache* cache, std::vector<TokenId>& out) const {
+absl::Status Tokenizer::EncodeByPipeline(const PlainText& part, const Target& target) const {
+  const auto& [out, max_tokens, cache] = target;
   bool fits = true;
   std::vector<TokenId> ids;
-  const absl::Status split = pipeline_->Split(text, first, [&](std::string_view piece) {
-    if (byte_level_) return fits = EncodePiece(piece, max_tokens, out);
+  const auto encode = [&](std::string_view piece) {
+    if (byte_level_) return fits = EncodePiece(piece, part.guarded, target);
     ids.clear();
-    if (piece_model_ != nullptr) {
-      PieceCache::Append(cache, piece, ids, [&] { piece_model_->Encode(piece, ids); });
-    } else {
+    if (piece_model_ == nullptr) {
       characters_->Encode(piece, /*after_space=*/false, cache, ids);
+      if (part.guarded) SplitGuarded(ids, 0);
+    } else if (part.guarded) {
+      piece_model_->EncodeGuarded(piece, ids);
+    } else {
+      PieceCache::Append(cache, piece, ids, [&] { piece_model_->Encode(piece, ids); });
     }
     out.insert(out.end(), ids.begin(), ids.end());
     return fits = out.size() <= max_tokens;
-  });
+  };
+  const absl::Status split = pipeline_->splitter().Split(part.text, part.first, encode);
   return fits ? split : TooMany(max_tokens);
 }
 
-bool Tokenizer::EncodePiece(std::string_view piece, size_t max_tokens,
-                            std::vector<TokenId>& out) const {
+bool Tokenizer::EncodePiece(std::string_view piece, bool guarded, const Target& target) const {
+  std::vector<TokenId>& out = target.ids;
   const auto it = by_bytes_.find(piece);
-  if (it != by_bytes_.end() && whole_[it->second]) {
+  if (it != by_bytes_.end() && whole_[it->second] && !(guarded && guarded_[it->second])) {
     out.push_back(it->second);
-  } else if (bound_.Exceeds(piece, max_tokens - out.size())) {
+  } else if (bound_.Exceeds(piece, target.max_tokens - out.size())) {
     return false;  // not worth merging
   } else {
+    const size_t from = out.size();
     merges_.Encode(piece, out);
+    if (guarded) SplitGuarded(out, from);
   }
-  return out.size() <= max_tokens;
+  return out.size() <= target.max_tokens;
 }
 
-absl::Status Tokenizer::EncodePlain(std::string_view text, bool first, size_t max_tokens,
-                                    PieceCache* cache, std::vector<TokenId>& out) const {
-  if (pipeline_.has_value()) return EncodeByPipeline(text, first, max_tokens, cache, out);
-  if (characters_.has_value()) return EncodeCharacters(text, first, max_tokens, cache, out);
-  std::string normalized;
-  if (pretokenizer_->normalizes()) {
-    const absl::Status status = Normalize(text, max_tokens - out.size(), normalized);
-    if (!status.ok()) return TooMany(max_tokens);
-    text = normalized;
-  }
+absl::Status Tokenizer::EncodeNormal(PlainText part, const Target& target) const {
+  if (!part.guarded) return EncodeByModel(part, target);
+  // Few texts have what becomes a control token, so it is looked for at the end.
+  const size_t from = target.ids.size();
+  part.guarded = false;
+  const absl::Status status = EncodeByModel(part, target);
+  if (!status.ok() || !HasGuarded(std::span(target.ids).subspan(from))) return status;
+  target.ids.resize(from);
+  part.guarded = true;
+  return EncodeByModel(part, target);
+}
+
+absl::Status Tokenizer::EncodeByModel(const PlainText& part, const Target& target) const {
+  if (pipeline_.has_value()) return EncodeByPipeline(part, target);
+  if (characters_.has_value()) return EncodeCharacters(part, target);
   bool fits = true;
-  const absl::Status split = pretokenizer_->Split(
-      text, [&](std::string_view piece) { return fits = EncodePiece(piece, max_tokens, out); });
-  return fits ? split : TooMany(max_tokens);
+  const absl::Status split =
+      pretokenizer_->Split(part.text, [&, guarded = part.guarded](std::string_view piece) {
+        return fits = EncodePiece(piece, guarded, target);
+      });
+  return fits ? split : TooMany(target.max_tokens);
+}
+
+absl::Status Tokenizer::EncodePlain(PlainText part, std::span<const TextRun> runs,
+                                    const Target& target) const {
+  if (target.ids.size() > target.max_tokens) return TooMany(target.max_tokens);
+  std::string normal;
+  if (normalizes_ && pipeline_.has_value()) {
+    normal = part.text;
+    bool keeps_begin = true;
+    const absl::Status status = pipeline_->normalizer().Apply(normal, keeps_begin);
+    if (!status.ok()) return status;
+    part.first = part.first && keeps_begin;
+    part.text = normal;
+  } else if (normalizes_) {
+    const absl::Status status = Normalize(part.text, target.max_tokens - target.ids.size(), normal);
+    if (!status.ok()) return TooMany(target.max_tokens);
+    part.text = normal;
+  }
+  if (in_normal_text_.empty()) return EncodeNormal(part, target);
+  const TextRun whole{part.text.size(), !part.has_user_text};
+  return in_normal_text_.Split(
+      part.text, normalizes_ ? std::span(&whole, 1) : runs,
+      [&](size_t begin, size_t end) {
+        PlainText rest = part;
+        rest.text = part.text.substr(begin, end - begin);
+        rest.first = part.first && begin == 0;
+        return EncodeNormal(rest, target);
+      },
+      [&](TokenId id) {
+        target.ids.push_back(id);
+        return absl::OkStatus();
+      });
 }
 
 absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text,
-                                                           std::span<const Run> runs,
+                                                           std::span<const TextRun> runs,
                                                            const EncodeOptions& options) const {
   const size_t max_tokens = options.max_tokens;
-  const bool normalizes = pretokenizer_.has_value() && pretokenizer_->normalizes();
   const bool too_long = pipeline_.has_value() ? false
-                        : normalizes          ? bound_.NormalizedExceeds(text, max_tokens)
+                        : normalizes_         ? bound_.NormalizedExceeds(text, max_tokens)
                                               : bound_.Exceeds(text, max_tokens);
   if (too_long) return TooMany(max_tokens);
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos) {
@@ -447,31 +569,38 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
   }
   const PieceCaches::Lease lease(piece_caches_.get());
   std::vector<TokenId> ids;
+  const Target target{ids, max_tokens, lease.get()};
   if (options.add_special && add_bos_) ids.push_back(bos_id_);
   if (options.add_special) ids.insert(ids.end(), prefix_.begin(), prefix_.end());
-  size_t plain_begin = 0;
-  size_t at = 0;
-  const auto flush_plain = [&](size_t end) -> absl::Status {
-    if (ids.size() > max_tokens) return TooMany(max_tokens);
-    if (end <= plain_begin) return absl::OkStatus();
-    return EncodePlain(text.substr(plain_begin, end - plain_begin), plain_begin == 0, max_tokens,
-                       lease.get(), ids);
-  };
-  for (const Run& run : runs) {
-    while (true) {
-      while (at < run.end && !MayBeginAdded(text[at])) ++at;
-      if (at >= run.end) break;
-      const Added added = AddedTokenAt(text, plain_begin, at, run.end, run.special_allowed);
-      if (added.id < 0) {
-        ++at;
-        continue;
-      }
-      if (absl::Status status = flush_plain(added.begin); !status.ok()) return status;
-      ids.push_back(added.id);
-      plain_begin = at = added.end;
-    }
-  }
-  if (absl::Status status = flush_plain(text.size()); !status.ok()) return status;
+  const bool has_user_text =
+      std::ranges::any_of(runs, [](const TextRun& run) { return !run.special_allowed; });
+  const AddedTokens& added = has_user_text && normalizes_ ? in_guarded_text_ : in_text_;
+  std::vector<TextRun> own;  // of a part
+  size_t first_run = 0;
+  absl::Status status = added.Split(
+      text, runs,
+      [&](size_t begin, size_t end) {
+        PlainText part{.text = text.substr(begin, end - begin),
+                       .first = begin == 0,
+                       .has_user_text = has_user_text};
+        own.clear();
+        if (has_user_text && !(guarded_.empty() && in_normal_text_.empty())) {
+          while (runs[first_run].end <= begin) ++first_run;
+          for (const TextRun& run : runs.subspan(first_run)) {
+            own.push_back({std::min(run.end, end) - begin, run.special_allowed});
+            part.guarded = part.guarded || (!guarded_.empty() && !run.special_allowed);
+            if (run.end >= end) break;
+          }
+        } else {
+          own.push_back({end - begin, !has_user_text});
+        }
+        return EncodePlain(part, own, target);
+      },
+      [&](TokenId id) {
+        ids.push_back(id);
+        return ids.size() > max_tokens ? TooMany(max_tokens) : absl::OkStatus();
+      });
+  if (!status.ok()) return status;
   if (options.add_special) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
   if (options.add_special && add_eos_) ids.push_back(eos_id_);
   if (ids.size() > max_tokens) return TooMany(max_tokens);
@@ -480,14 +609,14 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeRuns(std::string_view text
 
 absl::StatusOr<std::vector<TokenId>> Tokenizer::Encode(std::string_view text,
                                                        const EncodeOptions& options) const {
-  const Run run{text.size(), options.parse_special};
+  const TextRun run{text.size(), options.parse_special};
   return EncodeRuns(text, {&run, 1}, options);
 }
 
 absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodePieces(std::span<const TextPiece> pieces,
                                                              const EncodeOptions& options) const {
   std::string text;
-  std::vector<Run> runs;
+  std::vector<TextRun> runs;
   for (const TextPiece& piece : pieces) {
     text += piece.text;
     if (runs.empty() || runs.back().special_allowed != piece.special_allowed) {

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,6 +22,7 @@
 #include "common/types/ids.h"
 #include "common/types/text.h"
 #include "common/types/tokenizer_bundle.h"
+#include "model/text/added_tokens.h"
 #include "model/text/bpe.h"
 #include "model/text/character_bpe.h"
 #include "model/text/piece_cache.h"
@@ -102,50 +104,62 @@ class Tokenizer {
     none.fill(-1);
     return none;
   }
-  struct Run;  // consecutive pieces with equal special_allowed
+  // A part of a text without added tokens.
+  struct PlainText {
+    std::string_view text;
+    bool first;            // nothing comes before it
+    bool has_user_text;    // the whole text has some
+    bool guarded = false;  // the part has some, so that the model may make no control token of it
+  };
+  // Where tokens go.
+  struct Target {
+    std::vector<TokenId>& ids;
+    size_t max_tokens;
+    PieceCache* cache;  // may be null
+  };
+  using NormalForms = absl::flat_hash_map<TokenId, std::string>;
 
   Tokenizer() = default;
 
+  // Those of added tokens that count in normalised text.
+  absl::StatusOr<NormalForms> ReadNormalForms(const TokenizerBundle& bundle);
   absl::Status ReadTokens(const TokenizerBundle& bundle);
+  // Says that the model makes the token of `text`.
+  void AddModelText(TokenId id, std::string_view text);
+  absl::Status AddToken(TokenId id, std::string_view token, const NormalForms& normal);
   // The bytes of all tokens by the steps' decoder; those of the first token go to first_bytes_.
-  absl::StatusOr<std::vector<std::string>> ReadTexts(const TokenizerBundle& bundle);
+  absl::StatusOr<std::vector<std::string>> ReadTexts(const TokenizerBundle& bundle,
+                                                     const NormalForms& normal);
   absl::Status MakePieceModel(const TokenizerBundle& bundle);
   // Whether the model may make this token of text.
   bool InModel(TokenId id) const;
+  const AddedTokenRule& RuleOf(TokenId id) const;
   // Puts the bytes that a token stands for into bytes_. Returns whether text becomes it by merging.
-  bool AppendBytes(std::string_view token, TokenKind kind);
+  bool AppendBytes(TokenId id, std::string_view token, TokenKind kind);
+  // Finds what stands for the control tokens that the model may make.
+  void ReadGuarded(const TokenizerBundle& bundle);
   absl::Status MakeCharacterBpe(const TokenizerBundle& bundle);
   absl::Status ReadMerges(const TokenizerBundle& bundle);
   void ReadSpecials(const TokenizerBundle& bundle);
   void MarkWholePieces();
 
-  bool MayBeginAdded(char c) const { return added_first_[static_cast<uint8_t>(c)]; }
-  // The longest added token that begins at `at`; id -1 if there is none. It takes the text
-  // [begin, end), which may have white space around it. That in front ends at `plain_begin`:
-  // another token took what is before.
-  struct Added {
-    TokenId id;
-    size_t begin, end;
-  };
-  Added AddedTokenAt(std::string_view text, size_t plain_begin, size_t at, size_t run_end,
-                     bool special_allowed) const;
-  // Applies the rule of a token of `size` bytes at `at` of the whole text. Id -1: it does not count
-  // there.
-  Added WithRule(TokenId id, std::string_view text, size_t plain_begin, size_t at,
-                 size_t size) const;
-
-  // Both return OutOfRange when `out` would have more than `max_tokens`.
-  // `first`: nothing comes before the text. `cache` may be null.
-  absl::Status EncodePlain(std::string_view text, bool first, size_t max_tokens, PieceCache* cache,
-                           std::vector<TokenId>& out) const;
-  absl::Status EncodeCharacters(std::string_view text, bool first, size_t max_tokens,
-                                PieceCache* cache, std::vector<TokenId>& out) const;
-  absl::Status EncodeByPipeline(std::string_view text, bool first, size_t max_tokens,
-                                PieceCache* cache, std::vector<TokenId>& out) const;
+  // These return OutOfRange when there would be more than `max_tokens`.
+  // `runs`: of the part's text, where added tokens of normalised text may be.
+  absl::Status EncodePlain(PlainText part, std::span<const TextRun> runs,
+                           const Target& target) const;
+  // The same of normalised text without added tokens.
+  absl::Status EncodeNormal(PlainText part, const Target& target) const;
+  absl::Status EncodeByModel(const PlainText& part, const Target& target) const;
+  absl::Status EncodeCharacters(const PlainText& part, const Target& target) const;
+  absl::Status EncodeByPipeline(const PlainText& part, const Target& target) const;
   // Appends the tokens of a piece of byte-level BPE; false: they would be more than `max_tokens`.
-  bool EncodePiece(std::string_view piece, size_t max_tokens, std::vector<TokenId>& out) const;
+  bool EncodePiece(std::string_view piece, bool guarded, const Target& target) const;
+  bool HasGuarded(std::span<const TokenId> ids) const;
+  // Puts others in place of the guarded tokens from place `from` on.
+  void SplitGuarded(std::vector<TokenId>& ids, size_t from) const;
   absl::Status Normalize(std::string_view text, size_t max_tokens, std::string& out) const;
-  absl::StatusOr<std::vector<TokenId>> EncodeRuns(std::string_view text, std::span<const Run> runs,
+  absl::StatusOr<std::vector<TokenId>> EncodeRuns(std::string_view text,
+                                                  std::span<const TextRun> runs,
                                                   const EncodeOptions& options) const;
 
   template <typename Value>
@@ -172,12 +186,18 @@ class Tokenizer {
   std::vector<uint32_t> offsets_;                     // [vocab + 1] into bytes_
   std::vector<Kind> kinds_;                           // [vocab]
   std::array<TokenId, 256> byte_tokens_ = NoBytes();  // -1: no token stands for the byte
-  std::vector<bool> whole_;    // [vocab] a piece with this token's text is this token
-  TextMap<TokenId> by_bytes_;  // normal tokens
-  // Control and user-defined tokens.
-  absl::flat_hash_map<std::string, TokenId, TextHash, TextEqual> added_;
-  std::vector<size_t> added_sizes_;      // distinct lengths of added_, longest first
-  std::array<bool, 256> added_first_{};  // some added token begins with this byte
+  std::vector<bool> whole_;              // [vocab] a piece with this token's text is this token
+  TextMap<TokenId> by_bytes_;            // normal tokens
+  std::deque<std::string> model_texts_;  // of by_bytes_ where they are not in bytes_
+  // Control and user-defined tokens as they are written, and by the texts where they count: as it
+  // comes, or normalised. In text of a user a normalizer might make a control token, so that there
+  // all control tokens are looked for in the text as it comes.
+  AddedTokens written_, in_text_, in_guarded_text_, in_normal_text_;
+  bool normalizes_ = false;  // normalising may change a text
+  // [vocab], or empty: control tokens that the model may make, and what stands for them in text of
+  // a user.
+  std::vector<bool> guarded_;
+  absl::flat_hash_map<TokenId, std::vector<TokenId>> parts_;
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;
   bool add_bos_ = false;

@@ -3,6 +3,7 @@
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
+#include <unicode/uniset.h>
 #include <unicode/unistr.h>
 
 #include <algorithm>
@@ -18,6 +19,28 @@ namespace {
 // such characters by insertion, and 400 KB of accents above and below took it a minute.
 constexpr size_t kLongRun = 64;
 
+// Characters that normalisation changes or moves, but that Unicode 9 did not have.
+bool HasYoungCharacters(std::string_view text) {
+  constexpr uint8_t kFirstByte = 0xdf;  // of U+07FD, which is the first one
+  uint8_t highest = 0;
+  for (const char c : text) highest = std::max(highest, static_cast<uint8_t>(c));
+  if (highest < kFirstByte) return false;
+  static const icu::UnicodeSet* const young = [] {
+    UErrorCode error = U_ZERO_ERROR;
+    auto* set = new icu::UnicodeSet(
+        u"[[:^age=9.0:]-[[:nfdinert:]&[:nfcinert:]&[:nfkdinert:]&[:nfkcinert:]]]", error);
+    return U_SUCCESS(error) ? set->freeze() : set;
+  }();
+  const auto size = static_cast<int32_t>(text.size());
+  return young->spanUTF8(text.data(), size, USET_SPAN_NOT_CONTAINED) < size;
+}
+
+bool IsYoung(UChar32 c) {
+  UVersionInfo age;
+  u_charAge(c, age);
+  return age[0] > 9;
+}
+
 struct Mark {
   UChar32 character;
   uint8_t order;  // the character's combining class; 0: it stays where it is
@@ -27,13 +50,15 @@ struct Mark {
 // `run`.
 void AppendOrdered(const icu::Normalizer2& nfc, std::string_view run, std::string& out) {
   std::vector<Mark> marks;
-  const auto add = [&](UChar32 c) { marks.push_back({c, u_getCombiningClass(c)}); };
+  const auto add = [&](UChar32 c) {
+    marks.push_back({c, IsYoung(c) ? uint8_t{0} : u_getCombiningClass(c)});
+  };
   icu::UnicodeString parts;
   for (size_t at = 0; at < run.size();) {
     const Utf8Part part = ReadUtf8(run, at);
     at += part.bytes;
     const auto character = static_cast<UChar32>(part.code_point);
-    if (nfc.getDecomposition(character, parts)) {
+    if (!IsYoung(character) && nfc.getDecomposition(character, parts)) {
       for (int32_t i = 0; i < parts.length(); i = parts.moveIndex32(i, 1)) add(parts.char32At(i));
     } else {
       add(character);
@@ -100,6 +125,17 @@ std::string InForm(UnicodeForm form, std::string_view text) {
   // A text in another order of its accents has the same forms.
   std::string kept;
   text = OrderLongRuns(*nfc, text, kept);
+  if (HasYoungCharacters(text)) {
+    static const icu::UnicodeSet* const old = [] {
+      UErrorCode failed = U_ZERO_ERROR;
+      auto* set = new icu::UnicodeSet(u"[:age=9.0:]", failed);
+      return U_SUCCESS(failed) ? set->freeze() : set;
+    }();
+    icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
+    icu::FilteredNormalizer2(*wanted, *old)
+        .normalizeUTF8(0, {text.data(), static_cast<int32_t>(text.size())}, sink, nullptr, error);
+    return U_SUCCESS(error) ? out : std::string(text);
+  }
   icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
   wanted->normalizeUTF8(0, {text.data(), static_cast<int32_t>(text.size())}, sink, nullptr, error);
   return U_SUCCESS(error) ? out : std::string(text);

@@ -26,6 +26,7 @@ class Unigram final : public PieceModel {
       : trie_(std::move(trie)),
         scores_(vocabulary.scores.begin(), vocabulary.scores.end()),
         bytes_(vocabulary.bytes),
+        guarded_(vocabulary.guarded),
         unknown_(vocabulary.unknown) {
     Score worst = std::numeric_limits<Score>::infinity();
     for (const Score score : scores_) worst = std::min(worst, score);
@@ -33,6 +34,26 @@ class Unigram final : public PieceModel {
   }
 
   void Encode(std::string_view piece, std::vector<TokenId>& out) const override {
+    Cut</*kGuarded=*/false>(piece, out);
+  }
+  void EncodeGuarded(std::string_view piece, std::vector<TokenId>& out) const override {
+    Cut</*kGuarded=*/true>(piece, out);
+  }
+
+ private:
+  static constexpr TokenId kForeign = -1;
+  static constexpr size_t kWindow = 2 * kMostTokenBytes;
+  static constexpr size_t kLeastPart = 256;  // bytes; so that parts cost less than tokens
+  struct Best {
+    uint32_t bytes = 0;  // 0: there is no way yet
+    TokenId id = kForeign;
+  };
+
+  // Neighbours of the kind become one token. The unknown token may be written out.
+  bool IsForeign(TokenId id) const { return id == kForeign || id == unknown_; }
+
+  template <bool kGuarded>
+  void Cut(std::string_view piece, std::vector<TokenId>& out) const {
     // best[i]: the last token of the best way to cut piece[0, begin + i); sums[i % kWindow]: the
     // score of the best way to cut piece[0, i). No token is as long as the window.
     std::vector<Best> best(std::min(piece.size(), 2 * kLeastPart) + 1);
@@ -42,8 +63,8 @@ class Unigram final : public PieceModel {
     for (size_t at = 0, next; at < piece.size(); at = next) {
       // All ways meet where no token goes on. Foreign characters may go on, because neighbours
       // become one token.
-      if (reach == at && at - begin >= kLeastPart && best[at - begin].id != kForeign) {
-        AppendTokens(piece.substr(begin, at - begin), best, out);
+      if (reach == at && at - begin >= kLeastPart && !IsForeign(best[at - begin].id)) {
+        AppendTokens<kGuarded>(piece.substr(begin, at - begin), best, out);
         std::fill_n(best.begin(), at - begin + 1, Best());
         begin = at;
       }
@@ -61,24 +82,19 @@ class Unigram final : public PieceModel {
         there = {static_cast<uint32_t>(bytes), id};
       };
       trie_.ForEachPrefix(piece.substr(at), [&](size_t bytes, TokenId id) {
+        if constexpr (kGuarded) {
+          if (guarded_[static_cast<size_t>(id)]) return;
+        }
         offer(bytes, id, scores_[static_cast<size_t>(id)]);
         known = known || at + bytes == next;
       });
       if (!known) offer(next - at, kForeign, unknown_score_);
     }
-    AppendTokens(piece.substr(begin), best, out);
+    AppendTokens<kGuarded>(piece.substr(begin), best, out);
   }
 
- private:
-  static constexpr TokenId kForeign = -1;
-  static constexpr size_t kWindow = 2 * kMostTokenBytes;
-  static constexpr size_t kLeastPart = 256;  // bytes; so that parts cost less than tokens
-  struct Best {
-    uint32_t bytes = 0;  // 0: there is no way yet
-    TokenId id = kForeign;
-  };
-
   // Appends the tokens of a part, of which `best` has the best way.
+  template <bool kGuarded>
   void AppendTokens(std::string_view part, const std::vector<Best>& best,
                     std::vector<TokenId>& out) const {
     const size_t begin = out.size();
@@ -86,11 +102,11 @@ class Unigram final : public PieceModel {
       const size_t last = end;
       TokenId id = best[end].id;
       end -= best[end].bytes;
-      if (id == kForeign) {
-        while (end > 0 && best[end].id == kForeign) end -= best[end].bytes;
+      if (IsForeign(id)) {
+        while (end > 0 && IsForeign(best[end].id)) end -= best[end].bytes;
         const std::string_view text = part.substr(end, last - end);
         id = trie_.Find(text);
-        if (id < 0) {
+        if (id < 0 || (kGuarded && guarded_[static_cast<size_t>(id)])) {
           AppendForeign(text, out);
           continue;
         }
@@ -115,6 +131,7 @@ class Unigram final : public PieceModel {
   const Trie trie_;
   const std::vector<Score> scores_;
   const std::array<TokenId, 256> bytes_;
+  const std::vector<bool> guarded_;
   const TokenId unknown_;
   Score unknown_score_ = 0;
 };

@@ -15,10 +15,20 @@ class WordPiece final : public PieceModel {
   WordPiece(Trie beginnings, Trie rests, const PieceVocabulary& vocabulary)
       : beginnings_(std::move(beginnings)),
         rests_(std::move(rests)),
+        guarded_(vocabulary.guarded),
         unknown_(vocabulary.unknown),
         max_characters_(vocabulary.max_word_characters) {}
 
   void Encode(std::string_view piece, std::vector<TokenId>& out) const override {
+    Cut</*kGuarded=*/false>(piece, out);
+  }
+  void EncodeGuarded(std::string_view piece, std::vector<TokenId>& out) const override {
+    Cut</*kGuarded=*/true>(piece, out);
+  }
+
+ private:
+  template <bool kGuarded>
+  void Cut(std::string_view piece, std::vector<TokenId>& out) const {
     const size_t begin = out.size();
     bool known = !TooLong(piece);
     for (size_t at = 0; known && at < piece.size();) {
@@ -30,6 +40,9 @@ class WordPiece final : public PieceModel {
             if (at + bytes < piece.size() &&
                 (static_cast<uint8_t>(piece[at + bytes]) & 0xc0) == 0x80) {
               return;
+            }
+            if constexpr (kGuarded) {
+              if (guarded_[static_cast<size_t>(id)]) return;
             }
             longest = bytes;
             token = id;
@@ -43,7 +56,6 @@ class WordPiece final : public PieceModel {
     if (unknown_ >= 0) out.push_back(unknown_);
   }
 
- private:
   bool TooLong(std::string_view piece) const {
     size_t characters = 0;
     for (size_t at = 0; at < piece.size() && characters <= max_characters_; ++at) {
@@ -54,6 +66,7 @@ class WordPiece final : public PieceModel {
 
   const Trie beginnings_;  // of words
   const Trie rests_;       // of words, without the prefix of such tokens
+  const std::vector<bool> guarded_;
   const TokenId unknown_;
   const size_t max_characters_;
 };

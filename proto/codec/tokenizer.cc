@@ -134,6 +134,8 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
     to->set_strips_right(rule.strips_right);
     to->set_whole_word(rule.whole_word);
     to->set_in_model(rule.in_model);
+    to->set_normalized(rule.normalized);
+    to->set_byte(rule.byte);
   }
   if (tokenizer.chat_template.has_value()) proto.set_chat_template(*tokenizer.chat_template);
   for (const NamedTemplate& named : tokenizer.more_templates) {
@@ -184,7 +186,9 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
                                      .strips_left = rule.strips_left(),
                                      .strips_right = rule.strips_right(),
                                      .whole_word = rule.whole_word(),
-                                     .in_model = rule.in_model()});
+                                     .in_model = rule.in_model(),
+                                     .normalized = rule.normalized(),
+                                     .byte = rule.byte()});
   }
   for (const auto value : proto.prefix_ids()) {
     tokenizer.prefix.push_back(id("prefix_ids", true, value));

@@ -427,6 +427,27 @@ TEST(PieceModels, AddedTokensOfWhiteSpaceTakeLittleTime) {
   EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
 }
 
+// The template's control tokens count wherever its text is, and a user's never do: neither written
+// out, nor made by the normalizer, nor by the model.
+TEST(PieceModels, UsersWriteNoControlTokens) {
+  TokenizerBundle bundle = Pieces("bert");
+  bundle.tokens[1] = "AB";
+  bundle.added_rules = {{.id = 1, .in_model = true, .normalized = true}};
+  const auto pieces = [&](const std::string& front, const std::string& user) {
+    const auto tokenizer = Tokenizer::Create(bundle);
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return *tokenizer->EncodePieces(
+        std::vector<TextPiece>{{.text = front, .special_allowed = true}, {.text = user}});
+  };
+  EXPECT_THAT(pieces("AB", " AB AB"), ElementsAre(1, 0, 0));
+  EXPECT_THAT(pieces("AB AB", " "), ElementsAre(1, 1));
+  EXPECT_THAT(pieces("A", "B"), ElementsAre(0));  // the text of both is the user's, too
+  bundle.steps->normalizer = {{.kind = Kind::kLowercase}};
+  bundle.tokens[5] = "unused";
+  EXPECT_THAT(pieces("AB ", "AB ab"), ElementsAre(1, 6, 7, 6, 7));
+  EXPECT_THAT(pieces("AB", ""), ElementsAre(1));
+}
+
 TEST(PieceModels, VocabulariesThatContradictThemselvesAreRefused) {
   TokenizerBundle bundle = Pieces("t5");
   bundle.scores.pop_back();

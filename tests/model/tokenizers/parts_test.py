@@ -27,15 +27,17 @@ def darts(mapping):
         for byte in key.encode():
             node = node.setdefault(byte, {})
         node[None] = places[to]
-    units, used = {}, {0}
+    units, used, bases = {}, {0}, set()
 
     def place(node, at):
         labels = sorted(label for label in node if label is not None)
         wanted = labels + [0] * (None in node)
         base = 1
-        # An offset is stored as it is below 2^21, which these maps do not reach.
-        while any(base ^ label in used or base ^ label == 0 for label in wanted):
+        # An offset is stored as it is below 2^21, which these maps do not reach. Two nodes with one
+        # offset would have each other's children.
+        while base in bases or any(base ^ label in used or base ^ label == 0 for label in wanted):
             base += 1
+        bases.add(base)
         used.update(base ^ label for label in wanted)
         unit = units.get(at, 0) | (at ^ base) << 10 | (None in node) << 8
         units[at] = unit

@@ -42,7 +42,8 @@ TokenizerBundle Full() {
           .word_prefix = "##",
           .max_word_characters = 100,
           .space_prefix = SpacePrefix::kTextWithout,
-          .added_rules = {{.id = 2, .strips_left = true},
+          .added_rules = {{.id = 2, .strips_left = true, .normalized = true},
+                          {.id = 1, .byte = true},
                           {.id = 0, .strips_right = true, .whole_word = true, .in_model = true}},
           .chat_template = "",
           .more_templates = {{.name = "tool_use", .text = "x"}, {.name = "rag", .text = ""}}};
