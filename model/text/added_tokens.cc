@@ -66,6 +66,7 @@ absl::Status AddedTokens::Split(std::string_view text, std::span<const TextRun> 
       size_t begin = at, end = at + found.size;
       at = end;
       if (rule.whole_word && !IsWholeWord(text, begin, end)) continue;
+      if (rule.strips_left) begin = std::max(begin, plain_begin);
       while (rule.strips_left && begin > plain_begin) {
         const size_t before = PlaceBefore(text, begin);
         if (!IsWhiteSpace(ReadUtf8(text, before).code_point)) break;
@@ -76,6 +77,7 @@ absl::Status AddedTokens::Split(std::string_view text, std::span<const TextRun> 
         if (!IsWhiteSpace(part.code_point)) break;
         end += part.bytes;
       }
+      if (begin >= end) continue;  // another token took all of it
       absl::Status status;
       if (begin > plain_begin) status = plain(plain_begin, begin);
       if (status.ok()) status = token(rule.id);

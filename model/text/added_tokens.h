@@ -43,7 +43,7 @@ class AddedTokens {
   // Calls `token` with the tokens of `text`, which is valid UTF-8, and `plain` with the ranges
   // between them, in order, until one fails. The token that begins first counts, and the longest of
   // those. One whose rule says no takes its text with it, and white space may belong to two tokens,
-  // as in `tokenizers`.
+  // as in `tokenizers`. There as here one that strips to the left loses what others took.
   using Plain = absl::FunctionRef<absl::Status(size_t begin, size_t end)>;
   using Token = absl::FunctionRef<absl::Status(TokenId id)>;
   absl::Status Split(std::string_view text, std::span<const TextRun> runs, Plain plain,

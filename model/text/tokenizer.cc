@@ -278,7 +278,10 @@ void Tokenizer::ReadGuarded(const TokenizerBundle& bundle) {
     const auto id = static_cast<TokenId>(i);
     guarded[i] =
         kinds_[i] == Kind::kControl && InModel(id) && !RuleOf(id).byte && id != bundle.unknown;
-    if (guarded[i]) guarded_ = {true};
+    if (!guarded[i]) continue;
+    if (guarded_.empty()) first_guarded_ = id;
+    last_guarded_ = id;
+    guarded_ = {true};
   }
   if (guarded_.empty()) return;
   guarded_ = std::move(guarded);
@@ -309,7 +312,13 @@ void Tokenizer::ReadGuarded(const TokenizerBundle& bundle) {
 }
 
 bool Tokenizer::HasGuarded(std::span<const TokenId> ids) const {
-  return std::ranges::any_of(ids, [&](TokenId id) { return guarded_[static_cast<size_t>(id)]; });
+  // Control tokens lie side by side, so that this says no of most texts.
+  const auto begin = static_cast<uint32_t>(first_guarded_);
+  const auto most = static_cast<uint32_t>(last_guarded_) - begin;
+  bool near = false;
+  for (const TokenId id : ids) near |= static_cast<uint32_t>(id) - begin <= most;
+  return near &&
+         std::ranges::any_of(ids, [&](TokenId id) { return guarded_[static_cast<size_t>(id)]; });
 }
 
 void Tokenizer::SplitGuarded(std::vector<TokenId>& ids, size_t from) const {
@@ -465,19 +474,23 @@ absl::Status Tokenizer::EncodeCharacters(const PlainText& part, const Target& ta
 }
 
 absl::Status Tokenizer::EncodeByPipeline(const PlainText& part, const Target& target) const {
-  const auto& [out, max_tokens, cache] = target;
+  std::vector<TokenId>& out = target.ids;
+  const size_t max_tokens = target.max_tokens;
+  const bool guarded = part.guarded;
+  PieceCache* const cache = guarded ? nullptr : target.cache;
   bool fits = true;
   std::vector<TokenId> ids;
   const auto encode = [&](std::string_view piece) {
-    if (byte_level_) return fits = EncodePiece(piece, part.guarded, target);
+    if (byte_level_) return fits = EncodePiece(piece, guarded, target);
     ids.clear();
-    if (piece_model_ == nullptr) {
-      characters_->Encode(piece, /*after_space=*/false, cache, ids);
-      if (part.guarded) SplitGuarded(ids, 0);
-    } else if (part.guarded) {
-      piece_model_->EncodeGuarded(piece, ids);
+    if (piece_model_ != nullptr) {
+      PieceCache::Append(cache, piece, ids, [&] {
+        if (guarded) return piece_model_->EncodeGuarded(piece, ids);
+        piece_model_->Encode(piece, ids);
+      });
     } else {
-      PieceCache::Append(cache, piece, ids, [&] { piece_model_->Encode(piece, ids); });
+      characters_->Encode(piece, /*after_space=*/false, cache, ids);
+      if (guarded) SplitGuarded(ids, 0);
     }
     out.insert(out.end(), ids.begin(), ids.end());
     return fits = out.size() <= max_tokens;

@@ -197,6 +197,7 @@ class Tokenizer {
   // [vocab], or empty: control tokens that the model may make, and what stands for them in text of
   // a user.
   std::vector<bool> guarded_;
+  TokenId first_guarded_ = 0, last_guarded_ = 0;
   absl::flat_hash_map<TokenId, std::vector<TokenId>> parts_;
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;

@@ -72,6 +72,21 @@ def test_normalized(make, name, tmp_path):
                     texts=list(with_tokens(rng, tokens, texts)))
 
 
+@pytest.mark.parametrize("normalized", [False, True], ids=["written", "normalized"])
+def test_white_space_of_several_tokens(normalized, tmp_path):
+    """One that strips may find that others took its own text, too. (`tokenizers` panics where that is
+    of a token that strips to the left only.)"""
+    tokenizer = tokenizers_test.byte_level("gpt-2, NFC")
+    for content, left, right in [(" ", True, True), ("\n", False, False), ("<a>", False, True),
+                                 ("\u2003", False, True), ("ab", True, True), ("  ", False, False)]:
+        tokenizer.add_tokens([AddedToken(content, normalized=normalized and content != "  ", lstrip=left,
+                                         rstrip=right, single_word=content == "ab")])
+    rng = random.Random("white space")
+    texts = ["".join(rng.choices([" ", "\n", "\u2003", "<a>", "a", "ab", "."], [6, 2, 2, 2, 1, 1, 1], k=12))
+             for _ in range(200)]
+    expect_the_same(tokenizer, tmp_path, "white space", added=False, texts=texts)
+
+
 def test_normalized_special_tokens_are_found(tmp_path):
     """`tokenizers` decodes them as text, if their normal form is another text."""
     tokenizer = parts_test.word_piece("bert, uncased")
