@@ -26,7 +26,6 @@ def texts_of(name):
 
 
 def train(tokenizer, trainer):
-    print("trained on the lines of seed", SEED)
     tokenizer.train_from_iterator(unicode_lines(SEED, 600), trainer)
     return tokenizer
 
@@ -186,4 +185,5 @@ CASES = [(make, name) for make, names in [(byte_level, BYTE_LEVEL), (characters,
 
 @pytest.mark.parametrize("make, name", CASES, ids=[f"{make.__name__}-{name}" for make, name in CASES])
 def test_unicode(make, name, tmp_path):
+    print(f"trained on the lines of seed {SEED!r}, compared on those of {name!r}")
     expect_the_same(make(name), tmp_path, name, added=False, texts=list(texts_of(name)))
