@@ -5,6 +5,7 @@ Half of the texts are parts of the licence texts of the system, the other half a
 FLOTILLA_LONG=1 compares ten times as many.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -61,6 +62,7 @@ BETWEEN = [" "] * 24 + ["", "  ", "\n", "\t", "\u00a0", "\u3000", "\u2009", "\u2
                         "\u061f ", " \u2014 ", "...", "\u00bf", MARK, "\r\n"]
 
 
+@functools.cache
 def unicode_lines(seed, count, sample=""):
     """Lines of words of all scripts, which repeat themselves. The seed makes the words; with another
     sample it makes other lines of them."""

@@ -2,6 +2,7 @@
 such text.
 """
 
+import functools
 import json
 import random
 
@@ -25,8 +26,7 @@ def texts_of(name):
 
 
 def train(tokenizer, trainer):
-    print("trained on the lines of seed", SEED)
-    tokenizer.train_from_iterator(unicode_lines(SEED, 1200), trainer)
+    tokenizer.train_from_iterator(unicode_lines(SEED, 600), trainer)
     return tokenizer
 
 
@@ -64,16 +64,22 @@ BYTE_LEVEL = {
 }
 
 
-def byte_level(name):
-    pre_tokenizer, normalizer = BYTE_LEVEL[name]
+@functools.cache
+def byte_level_model():
     tokenizer = Tokenizer(models.BPE())
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = bytes_of_pieces()
     tokenizer.decoder = decoders.ByteLevel()
     # Tokens that cross the borders of pieces show where these are.
-    train(tokenizer, trainers.BpeTrainer(vocab_size=1500, show_progress=False, max_token_length=12,
-                                         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(vocab_size=1500, show_progress=False, max_token_length=12,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    return train(tokenizer, trainer).to_str()
+
+
+def byte_level(name):
+    pre_tokenizer, normalizer = BYTE_LEVEL[name]
+    tokenizer = Tokenizer.from_str(byte_level_model())
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizer
     return tokenizer
 
@@ -179,4 +185,5 @@ CASES = [(make, name) for make, names in [(byte_level, BYTE_LEVEL), (characters,
 
 @pytest.mark.parametrize("make, name", CASES, ids=[f"{make.__name__}-{name}" for make, name in CASES])
 def test_unicode(make, name, tmp_path):
+    print(f"trained on the lines of seed {SEED!r}, compared on those of {name!r}")
     expect_the_same(make(name), tmp_path, name, added=False, texts=list(texts_of(name)))
