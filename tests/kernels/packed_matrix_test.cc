@@ -1,10 +1,19 @@
 // Packing: every format of files, by way of its packed kind, keeps its weights.
 #include "kernels/packed_matrix.h"
 
+#include <fstream>
+#include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "kernels/packing/kinds.h"
+#include "model/ggml_type.h"
 #include "tests/kernels/kernel_fixtures.h"
 
 namespace flotilla::kernels {
@@ -82,6 +91,39 @@ TEST(PackedMatrixTest, KeepsTheWeightsOfEveryFormat) {
       }
     }
   }
+}
+
+// docs/formats.md states the bits per weight of each format, in the file and in memory.
+TEST(PackedMatrixTest, TheFormatsPageStatesTheBits) {
+  std::ifstream page("docs/formats.md");
+  ASSERT_TRUE(page) << "run the test from the source folder";
+  std::map<std::string, std::pair<std::string, std::string>> stated;
+  for (std::string line; std::getline(page, line) && line != "## Speed";) {
+    const std::vector<std::string> cells = absl::StrSplit(line, " | ");
+    if (cells.size() < 5 || !line.starts_with("| `")) continue;
+    stated[absl::StrReplaceAll(cells[0], {{"| ", ""}, {"`", ""}})] = {cells[1], cells[2]};
+  }
+  constexpr int kColumns = 64, kDepth = 4096;
+  const auto bits = [](double value) {
+    std::string text = absl::StrFormat("%.2f", value);
+    while (text.back() == '0') text.pop_back();
+    if (text.back() == '.') text.pop_back();
+    return text;
+  };
+  for (const GgmlType format : AllFormats()) {
+    const std::string name(model::GgmlTypeName(format));
+    const model::GgmlTypeInfo& info = *model::FindGgmlType(static_cast<uint32_t>(format));
+    const auto matrix = PackedMatrix::Create(model::EncodingOf(format), kColumns, kDepth);
+    ASSERT_TRUE(matrix.ok()) << matrix.status();
+    ASSERT_TRUE(stated.contains(name)) << name;
+    EXPECT_EQ(stated[name].first, bits(8.0 * static_cast<double>(info.block_bytes) /
+                                       static_cast<double>(info.block_elements)))
+        << name;
+    EXPECT_EQ(stated[name].second,
+              bits(8.0 * static_cast<double>(matrix->bytes()) / (kColumns * kDepth)))
+        << name;
+  }
+  EXPECT_EQ(stated.size(), AllFormats().size());
 }
 
 TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
