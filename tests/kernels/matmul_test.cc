@@ -18,7 +18,7 @@ struct Problem {
   explicit Problem(uint64_t seed, GgmlType weight_format)
       : random(seed),
         format(weight_format),
-        rows(random.Int(1, 40)),
+        rows(random.Int(1, 64)),
         columns(random.Int(1, 100)),
         k(random.Int(1, 48) * kBlockK),
         splits(RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9))),

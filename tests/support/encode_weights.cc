@@ -9,19 +9,10 @@
 #include <iterator>
 
 #include "common/types/weight_panel.h"
+#include "tests/support/put_bytes.h"
 
 namespace flotilla::testing {
 namespace {
-
-void Append(std::vector<std::byte>& out, const void* data, size_t size) {
-  const auto* bytes = static_cast<const std::byte*>(data);
-  out.insert(out.end(), bytes, bytes + size);
-}
-
-template <typename T>
-void Put(std::vector<std::byte>& out, T value) {
-  Append(out, &value, sizeof value);
-}
 
 float Largest(std::span<const float> values) {
   float largest = 0;

@@ -10,22 +10,13 @@
 #include <utility>
 
 #include "tests/support/encode_weights.h"
+#include "tests/support/put_bytes.h"
 #include "tests/support/random.h"
 
 namespace flotilla::testing {
 namespace {
 
 constexpr size_t kAlignment = 32;
-
-void Append(std::vector<std::byte>& out, const void* data, size_t size) {
-  const auto* bytes = static_cast<const std::byte*>(data);
-  out.insert(out.end(), bytes, bytes + size);
-}
-
-template <typename T>
-void Put(std::vector<std::byte>& out, T value) {
-  Append(out, &value, sizeof value);
-}
 
 void PutString(std::vector<std::byte>& out, std::string_view text) {
   Put<uint64_t>(out, text.size());
