@@ -144,8 +144,8 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   std::map<std::string_view, int> types;
   for (const model::Tensor& tensor : file.tensors()) {
     elements += tensor.elements();
-    bytes += tensor.data.size();
-    ++types[model::GgmlTypeName(tensor.type)];
+    bytes += tensor.bytes();
+    ++types[model::TypeName(tensor)];
   }
   out << file.format() << ", " << file.tensors().size() << " tensors, "
       << absl::StrFormat("%.1f M parameters, %.1f MB", elements / 1e6, bytes / 1e6) << " (";
@@ -168,8 +168,8 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   out << "\ntensors\n";
   for (const model::Tensor& tensor : file.tensors()) {
     out << "  " << std::left << std::setw(42) << Escaped(tensor.name) << std::setw(8)
-        << model::GgmlTypeName(tensor.type) << std::setw(18) << Shape(tensor)
-        << absl::StrFormat("%9.2f MB", tensor.data.size() / 1e6);
+        << model::TypeName(tensor) << std::setw(18) << Shape(tensor)
+        << absl::StrFormat("%9.2f MB", tensor.bytes() / 1e6);
     const auto role = roles.find(std::string(tensor.name));
     if (role != roles.end()) out << "  " << role->second;
     out << "\n";

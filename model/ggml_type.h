@@ -46,6 +46,8 @@ enum class GgmlType : uint32_t {
   kNVFP4 = 40,
   kQ1_0 = 41,
   kQ2_0 = 42,
+  // No type of a file: what Tensor::composite says counts.
+  kComposite = UINT32_MAX,
 };
 
 // How a type is stored: rows are whole blocks of `block_elements` elements,

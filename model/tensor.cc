@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "absl/status/statusor.h"
@@ -75,13 +76,11 @@ absl::Status CheckRange(int64_t count, int64_t k, std::span<const int64_t> rows,
   return absl::OkStatus();
 }
 
-// The format that reads panels of the tensor in `encoding`.
-absl::StatusOr<const WeightFormat*> FormatFor(const Tensor& tensor,
-                                              const WeightEncoding& encoding) {
-  const WeightFormat* format = FindWeightFormat(tensor.type);
-  if (format == nullptr) return CannotBeDecoded(tensor.type);
-  if (encoding == format->encoding || encoding == WeightEncoding{}) return format;
-  return InvalidArgument("panels of ", GgmlTypeName(tensor.type),
+// Checks that panels of the tensor can have `encoding`.
+absl::Status CheckEncoding(const Tensor& tensor, const WeightEncoding& encoding) {
+  if (!IsDecodable(tensor)) return CannotBeDecoded(tensor.type);
+  if (encoding == EncodingOf(tensor) || encoding == WeightEncoding{}) return absl::OkStatus();
+  return InvalidArgument("panels of ", TypeName(tensor),
                          " have the encoding of their format or fp32");
 }
 
@@ -95,32 +94,109 @@ void BeginPanel(const WeightEncoding& encoding, size_t outputs, int64_t k_begin,
   panel.end = static_cast<int>((k_end - window + kScaleGroup - 1) / kScaleGroup * kScaleGroup);
 }
 
-// Ends one of its rows, of which `end` elements have been read in the encoding of `format`: turns
-// them into the encoding of the panel, and fills up with zeros.
-void EndRow(const WeightFormat& format, int end, WeightPanel& panel, WeightRow& row) {
-  if (panel.encoding != format.encoding) {
+// Checks the scales and the minimums of the elements from `begin` to `end` of a window.
+absl::Status CheckScales(const WeightEncoding& encoding, const WeightRow& row, int begin, int end) {
+  const auto check = [](std::string_view what, uint16_t bits, bool bf16) {
+    const float value = bf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
+    if (std::isfinite(value)) return absl::OkStatus();
+    return InvalidArgument("a ", what, " is ", std::isnan(value) ? "no number" : "infinite");
+  };
+  const bool bf16 = encoding.scales == WeightEncoding::Scales::kBf16;
+  absl::Status status;
+  for (int k = begin; k < end; k += encoding.scale_group) {
+    status.Update(check("scale", row.scales[k / encoding.scale_group], bf16));
+  }
+  for (int k = begin; encoding.has_minimums && k < end; k += kScaleGroup) {
+    status.Update(check("minimum", row.minimums[k / kScaleGroup], false));
+  }
+  return status;
+}
+
+// Ends row number `index` of a matrix, of which `end` elements have been read in `encoding`: checks
+// them, turns them into the encoding of the panel, and fills up with zeros.
+absl::Status EndRow(const WeightEncoding& encoding, int64_t index, int end, WeightPanel& panel,
+                    WeightRow& row) {
+  if (encoding.numbers == Numbers::kCodes) {
+    const absl::Status status = CheckScales(encoding, row, panel.begin, end);
+    if (!status.ok()) return InvalidArgument("row ", index, ": ", status.message());
+  }
+  if (panel.encoding != encoding) {
     float weights[kPanelWindow];
-    Decode(format.encoding, row, panel.begin, end, weights);
+    Decode(encoding, row, panel.begin, end, weights);
     std::memcpy(row.numbers + panel.begin * sizeof(float), weights,
                 (end - panel.begin) * sizeof(float));
   }
-  if (end == panel.end) return;
+  if (end == panel.end) return absl::OkStatus();
   const size_t bytes = panel.encoding.numbers == Numbers::kFp32 ? 4 : 2;
   std::memset(row.numbers + end * bytes, 0, (panel.end - end) * bytes);
+  return absl::OkStatus();
+}
+
+// ReadPanel of a tensor that has a composite.
+absl::Status ReadComposite(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
+                           int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel) {
+  const auto k = static_cast<int64_t>(tensor.dims[0]);
+  const auto count = static_cast<int64_t>(tensor.elements()) / k;
+  absl::Status status = CheckRange(count, k, rows, k_begin, k_end);
+  if (!status.ok()) return status;
+  BeginPanel(encoding, rows.size(), k_begin, k_end, panel);
+  const auto end = static_cast<int>(k_end - k_begin / kPanelWindow * kPanelWindow);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    WeightRow& row = panel.rows[i];
+    tensor.composite->Read(tensor.first_row + rows[i], k_begin, k_end, row);
+    status = EndRow(tensor.composite->encoding(), rows[i], end, panel, row);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 bool IsDecodable(GgmlType type) { return FindWeightFormat(type) != nullptr; }
 
-bool IsPlain(GgmlType type) {
-  const WeightFormat* format = FindWeightFormat(type);
-  return format != nullptr && format->encoding.numbers != Numbers::kCodes;
+bool IsDecodable(const Tensor& tensor) {
+  return tensor.composite != nullptr || IsDecodable(tensor.type);
+}
+
+bool IsPlain(const Tensor& tensor) {
+  return IsDecodable(tensor) && EncodingOf(tensor).numbers != Numbers::kCodes;
+}
+
+std::string_view TypeName(const Tensor& tensor) {
+  return tensor.composite != nullptr ? tensor.composite->format() : GgmlTypeName(tensor.type);
+}
+
+uint64_t Tensor::bytes() const {
+  if (composite == nullptr) return data.size();
+  uint64_t bytes = 0;
+  for (const std::span<const std::byte> part : composite->parts()) bytes += part.size();
+  return bytes / static_cast<uint64_t>(composite->rows()) * (elements() / dims[0]);
 }
 
 WeightEncoding EncodingOf(GgmlType type) {
   const WeightFormat* format = FindWeightFormat(type);
   return format == nullptr ? WeightEncoding{} : format->encoding;
+}
+
+WeightEncoding EncodingOf(const Tensor& tensor) {
+  return tensor.composite != nullptr ? tensor.composite->encoding() : EncodingOf(tensor.type);
+}
+
+absl::Status DecodeRow(const Tensor& tensor, int64_t row, std::span<float> out) {
+  if (tensor.composite == nullptr) {
+    const size_t bytes = tensor.data.size() / (tensor.elements() / tensor.dims[0]);
+    return DequantizeRow(tensor.type, tensor.data.subspan(static_cast<size_t>(row) * bytes, bytes),
+                         out);
+  }
+  WeightRow window;
+  const auto k = static_cast<int64_t>(out.size());
+  for (int64_t begin = 0; begin < k; begin += kPanelWindow) {
+    const int64_t end = std::min<int64_t>(begin + kPanelWindow, k);
+    tensor.composite->Read(tensor.first_row + row, begin, end, window);
+    Decode(tensor.composite->encoding(), window, 0, static_cast<int>(end - begin),
+           out.data() + begin);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std::span<float> out) {
@@ -143,8 +219,11 @@ absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std:
 
 absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
                        int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel) {
-  const auto format = FormatFor(tensor, encoding);
-  if (!format.ok()) return format.status();
+  if (absl::Status status = CheckEncoding(tensor, encoding); !status.ok()) return status;
+  if (tensor.composite != nullptr) {
+    return ReadComposite(tensor, rows, k_begin, k_end, encoding, panel);
+  }
+  const WeightFormat& format = *FindWeightFormat(tensor.type);
   const GgmlTypeInfo& info = *FindGgmlType(static_cast<uint32_t>(tensor.type));
   const int64_t elements = info.block_elements;
   const auto k = static_cast<int64_t>(tensor.dims[0]);
@@ -161,9 +240,10 @@ absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int6
   BeginPanel(encoding, rows.size(), k_begin, k_end, panel);
   for (size_t i = 0; i < rows.size(); ++i) {
     WeightRow& row = panel.rows[i];
-    (*format)->read(tensor.data.data() + rows[i] * row_bytes + first / elements * info.block_bytes,
-                    static_cast<int>(first - window), static_cast<int>(last - window), row);
-    EndRow(**format, static_cast<int>(k_end - window), panel, row);
+    format.read(tensor.data.data() + rows[i] * row_bytes + first / elements * info.block_bytes,
+                static_cast<int>(first - window), static_cast<int>(last - window), row);
+    status = EndRow(format.encoding, rows[i], static_cast<int>(k_end - window), panel, row);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -171,10 +251,9 @@ absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int6
 absl::Status ReadTransposedPanel(const Tensor& tensor, std::span<const int64_t> rows,
                                  int64_t k_begin, int64_t k_end, const WeightEncoding& encoding,
                                  WeightPanel& panel) {
-  const auto format = FormatFor(tensor, encoding);
-  if (!format.ok()) return format.status();
-  if (!IsPlain(tensor.type)) {
-    return InvalidArgument("a matrix of type ", GgmlTypeName(tensor.type), " cannot be transposed");
+  if (absl::Status status = CheckEncoding(tensor, encoding); !status.ok()) return status;
+  if (!IsPlain(tensor) || tensor.composite != nullptr) {
+    return InvalidArgument("a matrix of type ", TypeName(tensor), " cannot be transposed");
   }
   const auto count = static_cast<int64_t>(tensor.dims[0]);
   const auto k = static_cast<int64_t>(tensor.dims[1]);
@@ -189,7 +268,8 @@ absl::Status ReadTransposedPanel(const Tensor& tensor, std::span<const int64_t> 
       std::memcpy(row.numbers + (at - window) * bytes,
                   tensor.data.data() + (at * count + rows[i]) * bytes, bytes);
     }
-    EndRow(**format, static_cast<int>(k_end - window), panel, row);
+    status = EndRow(EncodingOf(tensor), rows[i], static_cast<int>(k_end - window), panel, row);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

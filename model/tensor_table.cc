@@ -50,14 +50,13 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
   if (tensor->rank != rank) {
     return InvalidArgument("tensor ", name, " has ", tensor->rank, " dimensions, not ", rank);
   }
-  if (row.transposed && !IsPlain(tensor->type)) {
-    return Unimplemented("tensor ", name, " has type ", GgmlTypeName(tensor->type),
-                         ", which cannot be transposed");
-  }
-  if (!IsDecodable(tensor->type)) {
-    return Unimplemented("tensor ", name, " has type ", GgmlTypeName(tensor->type),
-                         ", which cannot be decoded");
-  }
+  const auto cannot = [&](std::string_view what) {
+    return Unimplemented("tensor ", name, " has type ", TypeName(*tensor), ", which cannot be ",
+                         what);
+  };
+  if (row.transposed && !IsPlain(*tensor)) return cannot("transposed");
+  if (vector && tensor->composite != nullptr) return cannot("a vector");
+  if (!IsDecodable(*tensor)) return cannot("decoded");
   return absl::OkStatus();
 }
 
@@ -217,8 +216,11 @@ absl::StatusOr<Tensor> FindWeight(const Checkpoint& checkpoint, const ModelSpec&
   if (tensor == nullptr) return absl::NotFoundError(Cat("tensor ", name, " is missing"));
   Tensor weight = *tensor;
   if (!HasExpertAxis(row)) return weight;
-  const size_t bytes = weight.data.size() / SizeOf(Extent::kExperts, spec);
+  const uint64_t experts = SizeOf(Extent::kExperts, spec);
+  const size_t bytes = weight.data.size() / experts;
   weight.data = weight.data.subspan(bytes * expert, bytes);
+  const uint64_t rows = weight.elements() / weight.dims[0] / experts;
+  weight.first_row += static_cast<int64_t>(rows * expert);
   weight.dims[--weight.rank] = 1;
   return weight;
 }
@@ -236,6 +238,7 @@ absl::StatusOr<Tensor> FindHeadWeight(const Checkpoint& checkpoint, const ModelS
                                                      head * static_cast<uint64_t>(row.map.stride);
   const uint64_t row_bytes = weight.data.size() / (weight.dims[1] * weight.dims[2]);
   weight.data = weight.data.subspan(row_bytes * first, row_bytes * count);
+  weight.first_row += static_cast<int64_t>(first);
   weight.rank = 2;
   weight.dims[1] = count;
   weight.dims[2] = 1;

@@ -27,7 +27,11 @@ extern const Architecture kGptOss = {
       reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden, bias);
       reader.LayerNorm(kFfnNorm, "post_attention_norm", "post_attention_layernorm");
       if (reader.hf()) {
-        // One tensor for all experts, inputs along its rows, gate and up in turn.
+        // One tensor for all experts, gate and up in turn. Inputs are along its rows, but if it is
+        // quantised.
+        const Tensor* const first =
+            checkpoint.FindTensor("model.layers.0.mlp.experts.gate_up_proj");
+        const bool quantised = first != nullptr && first->composite != nullptr;
         reader.ExpertLinear(kRouter, "", "mlp.router", kHidden, kExperts, Bias::kAlways);
         const int64_t width = reader.expert_width();
         const auto add = [&](TensorRole role, TensorRole bias, const std::string& name,
@@ -39,7 +43,7 @@ extern const Architecture kGptOss = {
                            vector ? rows : columns, vector ? kOne : rows);
             row.map = map;
             row.rows_in_file = outputs;
-            row.transposed = !vector;
+            row.transposed = !vector && !quantised;
           }
         };
         const uint64_t both = 2 * static_cast<uint64_t>(width);

@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <deque>
 #include <filesystem>
 #include <iterator>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "model/huggingface/hf_configuration.h"
 #include "model/huggingface/hf_tokenizer.h"
 #include "model/huggingface/json_file.h"
+#include "model/huggingface/quantization/quantization.h"
 #include "model/huggingface/safetensors_file.h"
 #include "model/padding_token.h"
 
@@ -116,6 +116,7 @@ class HfCheckpoint final : public Checkpoint {
 
   absl::Status Load(const Folder& folder) {
     absl::Status status = LoadTensors(folder);
+    if (status.ok()) status = JoinTensors();
     if (status.ok()) status = LoadTokenizer(folder);
     return status;
   }
@@ -127,11 +128,11 @@ class HfCheckpoint final : public Checkpoint {
   std::string_view path() const override { return path_; }
   const Configuration& configuration() const override { return configuration_; }
   Naming naming() const override { return Naming::kHuggingFace; }
-  std::span<const Tensor> tensors() const override { return tensors_; }
+  std::span<const Tensor> tensors() const override { return content_.tensors; }
   std::span<const SkippedTensors> skipped_tensors() const override { return skipped_; }
   const Tensor* FindTensor(std::string_view name) const override {
     const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &tensors_[found->second];
+    return found == by_name_.end() ? nullptr : &content_.tensors[found->second];
   }
   uint64_t token_count() const override { return tokens_; }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override {
@@ -188,12 +189,12 @@ class HfCheckpoint final : public Checkpoint {
         }
       }
       if (Skips(tensor)) continue;
-      tensors_.push_back(tensor);
-      Rename(tensors_.back());
-      const auto place = static_cast<uint32_t>(tensors_.size() - 1);
-      if (!by_name_.emplace(tensors_.back().name, place).second) {
+      content_.tensors.push_back(tensor);
+      Rename(content_.tensors.back());
+      const auto place = static_cast<uint32_t>(content_.tensors.size() - 1);
+      if (!by_name_.emplace(content_.tensors.back().name, place).second) {
         return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name, " is also called ",
-                               tensors_.back().name);
+                               content_.tensors.back().name);
       }
     }
     files_.push_back(*std::move(file));
@@ -221,9 +222,26 @@ class HfCheckpoint final : public Checkpoint {
     if (!configuration_.is_part()) return;
     for (const auto& [prefix, alone] : kTextPrefixes) {
       if (!tensor.name.starts_with(prefix)) continue;
-      tensor.name = renamed_.emplace_back(Cat(alone, tensor.name.substr(prefix.size())));
+      tensor.name = content_.names.emplace_back(Cat(alone, tensor.name.substr(prefix.size())));
       return;
     }
+  }
+
+  // Makes the tensors of a quantised folder into those of the model.
+  absl::Status JoinTensors() {
+    const auto& method = configuration_.quantization();
+    // A folder that cannot be served can be looked at.
+    if (!method.ok() || *method == nullptr) return absl::OkStatus();
+    if (absl::Status status = (*method)->join(configuration_.all(), content_); !status.ok()) {
+      return InFile(path_, status);
+    }
+    by_name_.clear();
+    for (const Tensor& tensor : content_.tensors) {
+      if (by_name_.emplace(tensor.name, static_cast<uint32_t>(by_name_.size())).second) continue;
+      return InFile(path_, InvalidArgument("tensor ", tensor.name,
+                                           " is there twice, quantised and ", "as it is"));
+    }
+    return absl::OkStatus();
   }
 
   static absl::Status RefusePyTorch(const Folder& folder) {
@@ -300,11 +318,6 @@ class HfCheckpoint final : public Checkpoint {
     return InvalidArgument(file, ": eos_token_id is neither a token id nor a list of up to ",
                            kMost);
   }
-  static const Json* Member(const Json& object, const char* name) {
-    const auto found = object.find(name);
-    return found == object.end() ? nullptr : &*found;
-  }
-
   // A folder without tokenizer.json and tokenizer.model can be inspected; ReadTokenizer says what
   // is missing.
   absl::Status LoadTokenizer(const Folder& folder) {
@@ -348,18 +361,18 @@ class HfCheckpoint final : public Checkpoint {
       files.more_templates.push_back(
           {.name = name.substr(0, name.size() - kTemplate.size()), .text = *std::move(text)});
     }
-    const Json* const text = Member(configuration_.all(), "text_config");
+    const Json* const text = Member(&configuration_.all(), "text_config");
     for (const Json* config : {&configuration_.all(), text}) {
       if (config == nullptr) continue;
       const absl::Status status =
-          AddEnds(Member(*config, "eos_token_id"), "config.json", files.end_ids);
+          AddEnds(Member(config, "eos_token_id"), "config.json", files.end_ids);
       if (!status.ok()) return status;
     }
     if (folder.Has("generation_config.json")) {
       const auto generation = ReadJson(folder, "generation_config.json", kConfigBounds);
       if (!generation.ok()) return generation.status();
       const absl::Status status =
-          AddEnds(Member(*generation, "eos_token_id"), "generation_config.json", files.end_ids);
+          AddEnds(Member(&*generation, "eos_token_id"), "generation_config.json", files.end_ids);
       if (!status.ok()) return status;
     }
     auto bundle = ReadHfTokenizer(std::move(files));
@@ -373,9 +386,8 @@ class HfCheckpoint final : public Checkpoint {
   const std::string path_;
   const HfConfiguration configuration_;
   std::vector<SafetensorsFile> files_;
-  std::vector<Tensor> tensors_;
+  FolderTensors content_;
   absl::flat_hash_set<std::string_view, TextHash, TextEqual> names_;  // of all tensors of the files
-  std::deque<std::string> renamed_;                                   // names in tensors_
   std::vector<SkippedTensors> skipped_;
   absl::flat_hash_map<std::string_view, uint32_t, TextHash, TextEqual> by_name_;
   std::vector<uint64_t> hashes_;  // of the folder's small files

@@ -108,12 +108,6 @@ constexpr Names kRopeNames[] = {
     {"rope.scaling.long_factor", {"long_factor"}},
 };
 
-const Json* Member(const Json* object, std::string_view name) {
-  if (object == nullptr || !object->is_object() || name.empty()) return nullptr;
-  const auto found = object->find(std::string(name));
-  return found == object->end() || found->is_null() ? nullptr : &*found;
-}
-
 const Names* FindNames(std::span<const Names> all, std::string_view key) {
   const auto found = std::ranges::find(all, key, &Names::key);
   return found == all.end() ? nullptr : &*found;
@@ -136,7 +130,10 @@ bool States(const Json* object, std::span<const std::string_view> names) {
 }  // namespace
 
 HfConfiguration::HfConfiguration(Json config, std::string title)
-    : config_(std::move(config)), title_(std::move(title)), text_(Member(&config_, "text_config")) {
+    : config_(std::move(config)),
+      title_(std::move(title)),
+      quantization_(FindQuantization(config_)),
+      text_(Member(&config_, "text_config")) {
   const auto is_object = [&](const Json* value, std::string_view name) {
     if (value == nullptr || value->is_object()) return value != nullptr;
     problem_ = Cat("config.json: ", name, " is not an object");
@@ -214,6 +211,7 @@ void HfConfiguration::ReadPartOfHead() {
 
 absl::StatusOr<std::string_view> HfConfiguration::architecture() const {
   if (!problem_.empty()) return InvalidArgument(problem_);
+  if (!quantization_.ok()) return quantization_.status();
   if (type_.empty()) return absl::InvalidArgumentError("config.json has no model_type");
   return type_;
 }

@@ -189,6 +189,12 @@ class Builder : public nlohmann::json_sax<Json> {
 }  // namespace
 
 // NOLINTNEXTLINE(misc-no-recursion): the depth is that of a file, which has a bound.
+const Json* Member(const Json* object, std::string_view name) {
+  if (object == nullptr || !object->is_object() || name.empty()) return nullptr;
+  const auto found = object->find(std::string(name));
+  return found == object->end() || found->is_null() ? nullptr : &*found;
+}
+
 void FreeJson(Json& value) {
   for (Json& element : value) {
     if (element.is_structured()) FreeJson(element);

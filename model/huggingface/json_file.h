@@ -37,6 +37,9 @@ struct MergeList {
   std::optional<size_t> wrong;     // the first one that is neither a string nor two
 };
 
+// The value of a key. Null if there is none, if it is null, or if `object` is null or no object.
+const Json* Member(const Json* object, std::string_view name);
+
 // Frees what is in the value. The library's destructor would first list all elements.
 void FreeJson(Json& value);
 

@@ -15,6 +15,8 @@
 #include "model/load_spec.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
+#include "tests/support/hf_folder.h"
+#include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_case.h"
 #include "tests/support/tiny_gguf.h"
 
@@ -248,6 +250,15 @@ TEST(TinyLayouts, ShardsEndInsideBlocksOfTables) {
 TEST(TinyLayouts, HeadsMayHaveAnySize) {
   ExpectTheSameBitsOf({.head_dim = 40});
   ExpectTheSameBitsOf({.heads = 6, .kv_heads = 3, .head_dim = 36, .value_dim = 80});
+}
+
+// Experts of a quantised folder.
+TEST(TinyLayouts, ExpertsMayBeThoseOfAQuantisedFolder) {
+  const ScratchDirectory folder;
+  WriteMxfp4Folder(folder.path(), /*quantised=*/true);
+  auto file = model::OpenCheckpoint(folder.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/gpt_oss").ids));
 }
 
 // Experts with integer products: three splits, of which the last is short.

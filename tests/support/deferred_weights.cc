@@ -14,11 +14,6 @@
 namespace flotilla::testing {
 namespace {
 
-std::span<const std::byte> BytesOfRow(const model::Tensor& tensor, std::int64_t row) {
-  const std::size_t bytes = tensor.data.size() / tensor.dims[1];
-  return tensor.data.subspan(static_cast<std::size_t>(row) * bytes, bytes);
-}
-
 std::int64_t InputsOf(const worker::MatrixPart& part) {
   return static_cast<std::int64_t>(part.tensor->dims[part.transposed ? 1 : 0]);
 }
@@ -41,8 +36,7 @@ absl::Status Misfit(std::string_view what) {
 }
 
 absl::Status DecodeRow(const model::Tensor& tensor, std::int64_t row, float* out) {
-  return model::DequantizeRow(tensor.type, BytesOfRow(tensor, row),
-                              {out, static_cast<std::size_t>(tensor.dims[0])});
+  return model::DecodeRow(tensor, row, {out, static_cast<std::size_t>(tensor.dims[0])});
 }
 
 std::int32_t Whole(std::int64_t inputs) {
@@ -58,7 +52,7 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     const auto end = static_cast<std::int32_t>(inputs);
     places.push_back({.begin = 0, .end = end, .at = 0, .width = Whole(end)});
   }
-  WeightEncoding encoding = model::EncodingOf(parts.front().tensor->type);
+  WeightEncoding encoding = model::EncodingOf(*parts.front().tensor);
   std::int64_t columns = 0;
   for (const worker::MatrixPart& part : parts) {
     const auto name = std::string(part.tensor->name);
@@ -67,7 +61,7 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     }
     if (!HasRows(part)) return Misfit(absl::StrCat(name, " has not all the rows"));
     // Parts of several encodings become fp32.
-    if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
+    if (model::EncodingOf(*part.tensor) != encoding) encoding = {};
     columns += part.count();
   }
   std::vector<std::int32_t> ends;
@@ -168,7 +162,7 @@ void Weights::Multiply(Operand& x, float* out) const {
 absl::StatusOr<MixedWeights> MixedWeights::Create(std::vector<worker::MatrixPart> parts) {
   if (parts.empty()) return Misfit("a matrix has no parts");
   const auto encoding = [](const worker::MatrixPart& part) {
-    return model::EncodingOf(part.tensor->type);
+    return model::EncodingOf(*part.tensor);
   };
   MixedWeights mixed;
   for (auto begin = parts.begin(); begin != parts.end();) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
 #include "model/tensor.h"
+#include "tests/support/encode_weights.h"
 
 namespace flotilla::testing {
 
@@ -175,6 +176,67 @@ void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder,
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   WriteFile(folder + "/tokenizer.json", TokenizerJson(*tokenizer).dump());
   WriteFile(folder + "/tokenizer_config.json", TokenizerConfigJson(*tokenizer).dump());
+}
+
+void WriteMxfp4Folder(const std::string& folder, bool quantised) {
+  const std::string from = "tests/data/tiny/gpt_oss";
+  const auto file = model::OpenCheckpoint(from);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<HfTensor> tensors;
+  for (const model::Tensor& tensor : (*file)->tensors()) {
+    const std::string name(tensor.name);
+    std::vector<std::uint64_t> shape;
+    for (std::uint32_t d = tensor.rank; d-- > 0;) shape.push_back(tensor.dims[d]);
+    if (!name.ends_with("experts.gate_up_proj") && !name.ends_with("experts.down_proj")) {
+      tensors.push_back({name,
+                         std::string(model::GgmlTypeName(tensor.type)),
+                         shape,
+                         {reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size()}});
+      continue;
+    }
+    // The file has [experts, inputs, outputs].
+    const std::uint64_t experts = shape[0], inputs = shape[1], outputs = shape[2];
+    const auto in_file = [&](std::uint64_t i) {
+      const std::uint64_t expert = i / (inputs * outputs), k = i % inputs;
+      return (expert * inputs + k) * outputs + i / inputs % outputs;
+    };
+    std::vector<float> values(tensor.elements()), rows(values.size());
+    ASSERT_TRUE(model::DequantizeRow(tensor.type, tensor.data, values).ok());
+    for (std::uint64_t i = 0; i < rows.size(); ++i) rows[i] = values[in_file(i)];
+    const auto blocks = EncodeTensor(model::GgmlType::kMXFP4, rows);
+    if (!quantised) {
+      ASSERT_TRUE(model::DequantizeRow(model::GgmlType::kMXFP4, blocks, rows).ok());
+      std::vector<std::uint16_t> halves(rows.size());
+      for (std::uint64_t i = 0; i < rows.size(); ++i) halves[in_file(i)] = ToBf16(rows[i]);
+      tensors.push_back({name, "BF16", shape, {}});
+      tensors.back().data.assign(reinterpret_cast<const char*>(halves.data()), halves.size() * 2);
+      continue;
+    }
+    // A block of GGUF is an exponent and 16 bytes, which have the elements j and j + 16.
+    HfTensor nibbles{name + "_blocks", "U8", {experts, outputs, inputs / 32, 16}, {}};
+    HfTensor scales{name + "_scales", "U8", {experts, outputs, inputs / 32}, {}};
+    for (std::size_t at = 0; at < blocks.size(); at += 17) {
+      scales.data += static_cast<char>(blocks[at]);
+      const auto place = [&](int element) {
+        const auto byte = std::to_integer<unsigned>(blocks[at + 1 + element % 16]);
+        return element < 16 ? byte & 15 : byte >> 4;
+      };
+      for (int j = 0; j < 16; ++j) {
+        nibbles.data += static_cast<char>(place(2 * j) | place(2 * j + 1) << 4);
+      }
+    }
+    tensors.push_back(std::move(nibbles));
+    tensors.push_back(std::move(scales));
+  }
+  std::ifstream text(from + "/config.json");
+  Json config = Json::parse(text);
+  if (quantised) {
+    config["quantization_config"] = {{"modules_to_not_convert", {"model.layers.*.self_attn"}},
+                                     {"quant_method", "mxfp4"}};
+  }
+  std::filesystem::create_directories(folder);
+  WriteFile(folder + "/config.json", config.dump());
+  WriteFile(folder + "/model.safetensors", Safetensors(tensors));
 }
 
 }  // namespace flotilla::testing

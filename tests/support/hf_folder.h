@@ -40,4 +40,8 @@ nlohmann::ordered_json TokenizerConfigJson(const TokenizerBundle& bundle);
 void WriteLlamaFolder(const model::Checkpoint& llama, const std::string& folder,
                       std::uint32_t layers = 0);
 
+// Writes tests/data/tiny/gpt_oss with its experts rounded to MXFP4: as such a checkpoint has them,
+// or as bf16, which is exact.
+void WriteMxfp4Folder(const std::string& folder, bool quantised);
+
 }  // namespace flotilla::testing

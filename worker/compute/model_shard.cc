@@ -22,7 +22,7 @@ uint64_t FileBytes(const model::Checkpoint& file, const model::ModelSpec& spec,
   uint64_t bytes = 0;
   for (const std::string& name : model::NamesInFile(row, spec)) {
     const model::Tensor* tensor = file.FindTensor(name);
-    if (tensor != nullptr) bytes += tensor->data.size();
+    if (tensor != nullptr) bytes += tensor->bytes();
   }
   return bytes;
 }

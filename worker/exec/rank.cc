@@ -80,11 +80,20 @@ std::uint64_t HashInPieces(absl::Span<const std::byte> bytes, LoadProgress* prog
 std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadProgress* progress) {
   const auto tensors = file.tensors();
   std::uint64_t bytes = 0;
-  for (const model::Tensor& tensor : tensors) bytes += tensor.data.size();
+  for (const model::Tensor& tensor : tensors) bytes += tensor.bytes();
   if (progress != nullptr) progress->Begin(LoadPhase::kHash, bytes);
   std::vector<std::uint64_t> hashes(tensors.size() + 1);
   backend.OnHost(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t i) {
-    hashes[i] = HashInPieces({tensors[i].data.data(), tensors[i].data.size()}, progress);
+    const model::Tensor& tensor = tensors[i];
+    if (tensor.composite == nullptr) {
+      hashes[i] = HashInPieces({tensor.data.data(), tensor.data.size()}, progress);
+      return;
+    }
+    std::vector<std::uint64_t> parts;
+    for (const std::span<const std::byte> part : tensor.composite->parts()) {
+      parts.push_back(HashInPieces({part.data(), part.size()}, progress));
+    }
+    hashes[i] = XXH3_64bits(parts.data(), parts.size() * sizeof parts[0]);
   });
   hashes.back() = file.MetadataHash();
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);

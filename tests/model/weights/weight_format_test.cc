@@ -172,6 +172,34 @@ TEST(WeightFormats, RefuseWhatIsNoPanel) {
   EXPECT_EQ(read({0}, 0, 32), absl::StatusCode::kUnimplemented);
 }
 
+// Infinite scales and minimums, which codes of zero would make no numbers of.
+TEST(WeightFormats, RefuseScalesThatAreNotFinite) {
+  const WeightCase expected = ReadWeightCase(GgmlType::kQ4_1);
+  std::vector<std::byte> blocks(expected.blocks.begin(), expected.blocks.end());
+  Tensor tensor = expected.Matrix(GgmlType::kQ4_1, 256);
+  tensor.data = blocks;
+  const auto panel = std::make_unique<WeightPanel>();
+  const auto read = [&](int64_t begin, const WeightEncoding& encoding) {
+    const int64_t row = 1;
+    const auto status = ReadPanel(tensor, {&row, 1}, begin, begin + 32, encoding, *panel);
+    return std::string(status.message());
+  };
+  const size_t block = 8 + 3;  // of row 1
+  for (const WeightEncoding& encoding : {EncodingOf(tensor), WeightEncoding{}}) {
+    EXPECT_EQ(read(96, encoding), "");
+    const auto set = [&](size_t at, uint16_t half) {
+      std::memcpy(blocks.data() + block * 20 + at, &half, sizeof half);
+    };
+    set(0, 0xFC00);
+    EXPECT_EQ(read(96, encoding), "row 1: a scale is infinite");
+    EXPECT_EQ(read(64, encoding), "");
+    set(0, 0);
+    set(2, 0x7C01);
+    EXPECT_EQ(read(96, encoding), "row 1: a minimum is no number");
+    set(2, 0);
+  }
+}
+
 TEST(WeightFormats, RefuseWrongSizesAndOtherTypes) {
   std::vector<float> out(32);
   const std::vector<std::byte> bytes(33);

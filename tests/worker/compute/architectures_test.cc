@@ -17,6 +17,8 @@
 #include "model/load_spec.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/gguf_twin.h"
+#include "tests/support/hf_folder.h"
+#include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_case.h"
 #include "tests/worker/compute/decoder_machine.h"
 
@@ -125,6 +127,32 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
   EXPECT_EQ(greedy.tokens, tiny.greedy);
   // Tokens that are the same by chance would prove nothing.
   EXPECT_GE(greedy.margin, 1e-3f);
+}
+
+// Experts in MXFP4 give the bits of the same weights in bf16.
+TEST(QuantisedFolders, Mxfp4GivesTheBitsOfBf16) {
+  std::vector<std::vector<float>> first;
+  for (const bool quantised : {false, true}) {
+    const testing::ScratchDirectory folder;
+    testing::WriteMxfp4Folder(folder.path(), quantised);
+    const auto file = model::OpenCheckpoint(folder.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto spec = model::LoadSpec(**file);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const std::vector<TokenId> ids = testing::ReadTinyCase("tiny/gpt_oss").ids;
+    Sequence whole = MakeSequence(ids.size(), spec->vocab, 1, 1);
+    whole.tokens = ids;
+    const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
+      Machine machine(**file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
+      const auto logits = RunAlone(machine, whole, 7);
+      if (first.empty()) first = logits;
+      ExpectSameBits(first, logits, what);
+    };
+    for (const kernels::Isa isa : kernels::DetectIsas()) {
+      run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
+    }
+    run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, ArchitecturesTest, ::testing::ValuesIn(testing::AllTinyCases()),

@@ -56,9 +56,9 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
   Matrix made{.pieces = {}, .bias = std::move(bias)};
   int64_t column = 0;
   for (auto begin = parts.begin(); begin != parts.end();) {
-    const WeightEncoding encoding = model::EncodingOf(begin->tensor->type);
+    const WeightEncoding encoding = model::EncodingOf(*begin->tensor);
     const auto end = std::find_if(begin, parts.end(), [&](const MatrixPart& part) {
-      return model::EncodingOf(part.tensor->type) != encoding;
+      return model::EncodingOf(*part.tensor) != encoding;
     });
     const auto packed = packer_.Add({begin, end}, k);
     if (!packed.ok()) return packed.status();

@@ -31,9 +31,7 @@ void CpuBackend::Embed(EmbeddingHandle handle, BufferHandle out) {
   const auto width = static_cast<size_t>(x.width);
   // This cannot fail: LoadSpec has checked types and sizes, GroupState tokens and positions.
   const auto read = [&](const model::Tensor& table, uint64_t row, float* to) {
-    const size_t row_bytes = table.data.size() / table.dims[1];
-    (void)model::DequantizeRow(table.type, table.data.subspan(row * row_bytes, row_bytes),
-                               {to, width});
+    (void)model::DecodeRow(table, static_cast<int64_t>(row), {to, width});
   };
   ForRows(rows(), x.width, [&](int64_t begin, int64_t end) {
     std::vector<float> position(source.positions == nullptr ? 0 : width);

@@ -28,13 +28,13 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
                                                       std::vector<Segment> segments,
                                                       absl::Span<const int32_t> split_ends) {
   std::vector<Source> sources;
-  WeightEncoding encoding = model::EncodingOf(parts[0].tensor->type);
+  WeightEncoding encoding = model::EncodingOf(*parts[0].tensor);
   int64_t columns = 0;
   for (const MatrixPart& part : parts) {
     sources.push_back(
         {.part = part, .row = part.rows.begin, .count = part.rows.size(), .column = columns});
     columns += part.count();
-    if (model::EncodingOf(part.tensor->type) != encoding) encoding = {};
+    if (model::EncodingOf(*part.tensor) != encoding) encoding = {};
   }
   // What no segment has is zero, in whatever window.
   std::vector<int32_t> windows(k / kernels::kBlockK);
@@ -100,8 +100,8 @@ uint64_t WeightPacker::FileBytes(const Item& item, const Source& source, int64_t
   // In units of a row of the file, or of a column.
   const uint64_t outputs = tensor.dims[source.part.transposed ? 0 : 1];
   const uint64_t inputs = tensor.dims[source.part.transposed ? 1 : 0];
-  return tensor.data.size() / std::max<uint64_t>(1, outputs) * static_cast<uint64_t>(rows) *
-         elements / std::max<uint64_t>(1, inputs);
+  return tensor.bytes() / std::max<uint64_t>(1, outputs) * static_cast<uint64_t>(rows) * elements /
+         std::max<uint64_t>(1, inputs);
 }
 
 absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {

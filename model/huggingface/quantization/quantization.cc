@@ -1,0 +1,45 @@
+#include "model/huggingface/quantization/quantization.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "common/types/text.h"
+
+namespace flotilla::model {
+
+// The rows: each is a file of this folder.
+extern const QuantizationMethod kMxfp4Method;
+
+const Tensor* FolderTensors::Find(std::string_view name) const {
+  const auto found = std::ranges::find(tensors, name, &Tensor::name);
+  return found == tensors.end() ? nullptr : &*found;
+}
+
+absl::StatusOr<const QuantizationMethod*> FindQuantization(const Json& config) {
+  static constexpr const QuantizationMethod* kAll[] = {&kMxfp4Method};
+  const Json* const quantization = Member(&config, "quantization_config");
+  if (quantization == nullptr) return nullptr;
+  const Json* const method = Member(quantization, "quant_method");
+  if (method == nullptr || !method->is_string()) {
+    return InvalidArgument("config.json: quantization_config has no quant_method");
+  }
+  const std::string name = method->get<std::string>();
+  const auto* const found = std::ranges::find(kAll, name, &QuantizationMethod::name);
+  if (found != std::end(kAll)) return *found;
+  std::string known;
+  for (const QuantizationMethod* each : kAll) known += Cat(known.empty() ? "" : ", ", each->name);
+  return Unimplemented("config.json: quantization_config: quant_method = '",
+                       absl::CHexEscape(ToAbsl(std::string_view(name).substr(0, 40))),
+                       "' is not supported; supported: ", known,
+                       "; a GGUF file of the model may be quantised in other ways");
+}
+
+std::string HfShape(const Tensor& tensor) {
+  std::string shape = "[";
+  for (uint32_t axis = tensor.rank; axis-- > 0;) {
+    shape += Cat(tensor.dims[axis], axis == 0 ? "" : ", ");
+  }
+  return shape + "]";
+}
+
+}  // namespace flotilla::model

@@ -1,0 +1,44 @@
+// Quantised folders: `quantization_config` of config.json names a method, whose tensors are made
+// into those that the tensor table knows. Each method is a file of this folder and a row in
+// quantization.cc.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/composite_tensor.h"
+#include "model/huggingface/json_file.h"
+#include "model/tensor.h"
+
+namespace flotilla::model {
+
+// The tensors of a folder, and what those that are made need.
+struct FolderTensors {
+  std::vector<Tensor> tensors;
+  std::deque<std::string> names;
+  std::vector<std::unique_ptr<const CompositeTensor>> composites;
+
+  // Null if there is none.
+  const Tensor* Find(std::string_view name) const;
+};
+
+struct QuantizationMethod {
+  std::string_view name;  // `quant_method`
+  // Puts composites in the place of the tensors that they are made of. INVALID_ARGUMENT names the
+  // tensor or the key that is wrong.
+  absl::Status (*join)(const Json& config, FolderTensors& tensors);
+};
+
+// The method that `config`, the object of config.json, names; null if it has no
+// quantization_config. INVALID_ARGUMENT or UNIMPLEMENTED: it names none that is known.
+absl::StatusOr<const QuantizationMethod*> FindQuantization(const Json& config);
+
+// The shape as Hugging Face writes it, e.g. "[4, 320, 2, 16]".
+std::string HfShape(const Tensor& tensor);
+
+}  // namespace flotilla::model

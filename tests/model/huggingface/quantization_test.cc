@@ -1,0 +1,164 @@
+// Quantised folders: their weights, and what is refused.
+#include "model/huggingface/quantization/quantization.h"
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "model/checkpoint.h"
+#include "model/load_spec.h"
+#include "model/tensor.h"
+#include "tests/support/hf_folder.h"
+#include "tests/support/scratch_directory.h"
+
+namespace flotilla::model {
+namespace {
+
+using ::testing::HasSubstr;
+using Ordered = nlohmann::ordered_json;
+
+constexpr char kGateUp[] = "model.layers.0.mlp.experts.gate_up_proj";
+
+class Mxfp4Test : public ::testing::Test {
+ protected:
+  Mxfp4Test() { testing::WriteMxfp4Folder(folder_.path(), /*quantised=*/true); }
+
+  std::string Read(const std::string& name) const {
+    std::ifstream file(absl::StrCat(folder_.path(), "/", name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // Changes the header of the tensors, whose data stays.
+  void ChangeTensors(const std::function<void(Ordered& header, std::string& data)>& change) const {
+    const std::string all = Read("model.safetensors");
+    std::uint64_t length = 0;
+    std::memcpy(&length, all.data(), sizeof length);
+    Ordered header = Ordered::parse(all.substr(8, length));
+    std::string data = all.substr(8 + length);
+    change(header, data);
+    testing::WriteFile(folder_.path() + "/model.safetensors",
+                       testing::Safetensors(header.dump(), data));
+  }
+  void SetConfig(const Ordered& quantization) const {
+    Ordered config = Ordered::parse(Read("config.json"));
+    config["quantization_config"] = quantization;
+    testing::WriteFile(folder_.path() + "/config.json", config.dump());
+  }
+  std::string Error() const {
+    const auto file = OpenCheckpoint(folder_.path());
+    if (!file.ok()) return std::string(file.status().message());
+    return std::string(LoadSpec(**file).status().message());
+  }
+
+  const testing::ScratchDirectory folder_;
+};
+
+TEST_F(Mxfp4Test, HasTheWeightsOfBf16) {
+  const testing::ScratchDirectory plain;
+  testing::WriteMxfp4Folder(plain.path(), /*quantised=*/false);
+  const auto file = OpenCheckpoint(folder_.path()), want = OpenCheckpoint(plain.path());
+  ASSERT_TRUE(file.ok() && want.ok()) << file.status() << want.status();
+  EXPECT_EQ(Error(), "");
+  int compared = 0;
+  for (const Tensor& tensor : (*file)->tensors()) {
+    const Tensor* same = (*want)->FindTensor(tensor.name);
+    ASSERT_NE(same, nullptr) << tensor.name;
+    if (tensor.composite == nullptr) continue;
+    ++compared;
+    EXPECT_EQ(TypeName(tensor), "MXFP4");
+    EXPECT_EQ(tensor.bytes() * 8, tensor.elements() * 17 / 4);  // 4.25 bits
+    std::vector<float> values(same->elements()), row(tensor.dims[0]);
+    ASSERT_TRUE(DequantizeRow(same->type, same->data, values).ok());
+    const uint64_t inputs = tensor.dims[0], outputs = tensor.dims[1];
+    for (uint64_t r = 0; r < outputs * tensor.dims[2]; ++r) {
+      ASSERT_TRUE(DecodeRow(tensor, static_cast<int64_t>(r), row).ok());
+      for (uint64_t k = 0; k < inputs; ++k) {
+        ASSERT_EQ(row[k], values[(r / outputs * inputs + k) * outputs + r % outputs])
+            << tensor.name << ", row " << r << ", element " << k;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 6);
+}
+
+TEST_F(Mxfp4Test, RefusesTensorsThatDoNotFit) {
+  const auto error = [&](const std::function<void(Ordered&)>& change) {
+    const std::string before = Read("model.safetensors");
+    ChangeTensors([&](Ordered& header, std::string&) { change(header); });
+    const std::string message = Error();
+    testing::WriteFile(folder_.path() + "/model.safetensors", before);
+    return message;
+  };
+  const std::string blocks = absl::StrCat(kGateUp, "_blocks"),
+                    scales = absl::StrCat(kGateUp, "_scales");
+  EXPECT_THAT(error([&](Ordered& header) {
+                header[blocks]["shape"] = {4, 320, 4, 8};
+              }),
+              HasSubstr(absl::StrCat("tensor ", blocks, " is [4, 320, 4, 8], not U8 of")));
+  EXPECT_THAT(error([&](Ordered& header) {
+                header[blocks]["shape"] = {4, 320, 32};
+              }),
+              HasSubstr(absl::StrCat("tensor ", blocks, " is [4, 320, 32], not U8 of")));
+  EXPECT_THAT(error([&](Ordered& header) {
+                header[blocks]["shape"] = {2, 640, 2, 16};
+              }),
+              HasSubstr(absl::StrCat("tensor ", scales, " is [4, 320, 2], but ", blocks)));
+  EXPECT_THAT(error([&](Ordered& header) {
+                header[absl::StrCat(kGateUp, "_other")] = header[scales];
+                header.erase(scales);
+              }),
+              HasSubstr(absl::StrCat("tensor ", scales, " is missing")));
+  // A scale without blocks, and a matrix that is there twice.
+  EXPECT_THAT(error([&](Ordered& header) {
+                header["left_over_scales"] = header[blocks];
+                header.erase(blocks);
+              }),
+              HasSubstr("tensor "));
+  EXPECT_THAT(error([&](Ordered& header) {
+                header[kGateUp] = header["model.norm.weight"];
+                header.erase("model.norm.weight");
+              }),
+              HasSubstr(absl::StrCat("tensor ", kGateUp, " is there twice")));
+  EXPECT_EQ(Error(), "");
+}
+
+TEST_F(Mxfp4Test, RefusesConfigurationsThatDoNotFit) {
+  SetConfig(nullptr);
+  EXPECT_THAT(Error(), HasSubstr("mlp.experts.gate_up_proj is missing"));
+  SetConfig({{"bits", 4}});
+  EXPECT_THAT(Error(), HasSubstr("quantization_config has no quant_method"));
+  SetConfig({{"quant_method", "gptq"}});
+  EXPECT_THAT(Error(), HasSubstr("quant_method = 'gptq' is not supported; supported: mxfp4"));
+  // It can still be looked at.
+  EXPECT_TRUE(OpenCheckpoint(folder_.path()).ok());
+  testing::WriteMxfp4Folder(folder_.path(), /*quantised=*/false);
+  SetConfig({{"quant_method", "mxfp4"}});
+  EXPECT_THAT(Error(), HasSubstr("'mxfp4', but no tensor ends with _blocks"));
+}
+
+// An exponent whose weights no fp32 holds is found when the weights are read.
+TEST_F(Mxfp4Test, RefusesExponentsThatAreTooLarge) {
+  for (const unsigned char exponent : {252, 253, 255}) {
+    ChangeTensors([&](Ordered& header, std::string& data) {
+      const auto begin = header[absl::StrCat(kGateUp, "_scales")]["data_offsets"][0];
+      data[begin.get<std::size_t>() + 3] = static_cast<char>(exponent);  // of row 1
+    });
+    const auto file = OpenCheckpoint(folder_.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    const Tensor& tensor = *(*file)->FindTensor(kGateUp);
+    const auto panel = std::make_unique<WeightPanel>();
+    const std::vector<int64_t> rows = {0, 1};
+    const auto status = ReadPanel(tensor, rows, 0, 64, EncodingOf(tensor), *panel);
+    EXPECT_EQ(status.message(), exponent == 252 ? "" : "row 1: a scale is no number");
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::model
