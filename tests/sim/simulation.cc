@@ -506,10 +506,11 @@ absl::StatusOr<std::optional<Simulation::Pause>> Simulation::PauseAfterLoss(std:
   cancel_one_in_ = 1u << 30;
   kill_one_in_ = 0;
   blames_ = refuses_ = false;
-  arrive_one_in_ *= 4;
+  constexpr std::uint32_t kRarer = 4;  // than in Run, and so there are as many more ticks
+  arrive_one_in_ *= kRarer;
   absl::Status status = ReviveGroup();
   while (status.ok() && (plans() < steps || worker_->UnderWay().empty())) {
-    if (++ticks_ > steps * 200) return Broken(7, "too few plans were made");
+    if (++ticks_ > steps * 200 * kRarer) return Broken(7, "too few plans were made");
     status = Tick(/*arrivals=*/true);
   }
   if (!status.ok()) return status;
