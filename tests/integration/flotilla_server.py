@@ -1,6 +1,7 @@
 """Starts the real program for tests and observes it from outside."""
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import os
@@ -53,11 +54,17 @@ def shared_library(source, folder):
     return str(library)
 
 
+# What the kernel calls the threads of gRPC's pools, which grow with load and do not shrink.
+GRPC_POOLS = {"default-executo", "event_engine", "grpc_global_tim", "resolver-execut",
+              "timer_manager"}
+
+
 @dataclasses.dataclass
 class Process:
     """What the kernel says about the server."""
 
-    threads: int
+    threads: int  # without those of gRPC's pools
+    grpc_threads: int
     descriptors: int
     rss_bytes: int
 
@@ -149,9 +156,17 @@ class Program:
     def look(self):
         proc = pathlib.Path(f"/proc/{self.process.pid}")
         status = (proc / "status").read_text()
-        return Process(threads=int(re.search(r"Threads:\s+(\d+)", status)[1]),
+        in_pools = [name in GRPC_POOLS for name in self.thread_names()]
+        return Process(threads=in_pools.count(False), grpc_threads=in_pools.count(True),
                        descriptors=len(os.listdir(proc / "fd")),
                        rss_bytes=int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024)
+
+    def thread_names(self):
+        names = []
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                names.append((task / "comm").read_text().strip())
+        return names
 
     def cpu_seconds(self):
         fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
