@@ -239,7 +239,7 @@ class HfCheckpoint final : public Checkpoint {
     for (const Tensor& tensor : content_.tensors) {
       if (by_name_.emplace(tensor.name, static_cast<uint32_t>(by_name_.size())).second) continue;
       return InFile(path_, InvalidArgument("tensor ", tensor.name,
-                                           " is there twice, quantised and ", "as it is"));
+                                           " is there twice, quantised and as it is"));
     }
     return absl::OkStatus();
   }
@@ -318,6 +318,7 @@ class HfCheckpoint final : public Checkpoint {
     return InvalidArgument(file, ": eos_token_id is neither a token id nor a list of up to ",
                            kMost);
   }
+
   // A folder without tokenizer.json and tokenizer.model can be inspected; ReadTokenizer says what
   // is missing.
   absl::Status LoadTokenizer(const Folder& folder) {

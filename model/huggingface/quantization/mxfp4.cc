@@ -3,7 +3,6 @@
 // [experts, rows, groups] exponents e. Of a byte the low nibble is the even element.
 // weight = 2^(e - 127) FP4, which is 2^(e - 128) kFp4Values.
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -17,6 +16,7 @@ constexpr std::string_view kBlocks = "_blocks", kScales = "_scales";
 constexpr int64_t kBlockBytes = 16;
 // Weights of larger exponents are not finite in fp32.
 constexpr uint32_t kMaxExponent = 252;
+constexpr uint32_t kNoNumber = 0x7FC0;  // in bf16
 
 class Mxfp4Tensor final : public CompositeTensor {
  public:
@@ -26,14 +26,8 @@ class Mxfp4Tensor final : public CompositeTensor {
         parts_{blocks.data, scales.data} {}
 
   std::string_view format() const override { return "MXFP4"; }
-  const WeightEncoding& encoding() const override {
-    static constexpr WeightEncoding kEncoding = {.numbers = WeightEncoding::Numbers::kCodes,
-                                                 .values = WeightEncoding::Values::kFp4,
-                                                 .scales = WeightEncoding::Scales::kBf16,
-                                                 .low = -12,
-                                                 .high = 12};
-    return kEncoding;
-  }
+  // That of the GGUF type, whose blocks differ only in where nibbles lie.
+  const WeightEncoding& encoding() const override { return encoding_; }
   int64_t rows() const override { return rows_; }
   std::span<const std::span<const std::byte>> parts() const override { return parts_; }
 
@@ -42,7 +36,7 @@ class Mxfp4Tensor final : public CompositeTensor {
       const int64_t group = row * groups_ + k / kScaleGroup;
       const auto e = std::to_integer<uint32_t>(parts_[1][group]);
       // The bits of a bf16; 2^-128 and 2^-127 are subnormal.
-      const uint32_t scale = e < 2 ? 0x20u << e : e > kMaxExponent ? 0x7FC0u : (e - 1) << 7;
+      const uint32_t scale = e < 2 ? 0x20u << e : e > kMaxExponent ? kNoNumber : (e - 1) << 7;
       const int64_t at = k % kPanelWindow;
       out.scales[at / kScaleGroup] = static_cast<uint16_t>(scale);
       const std::byte* const bytes = parts_[0].data() + group * kBlockBytes;
@@ -55,6 +49,7 @@ class Mxfp4Tensor final : public CompositeTensor {
   }
 
  private:
+  const WeightEncoding encoding_ = EncodingOf(GgmlType::kMXFP4);
   int64_t groups_, rows_;
   std::array<std::span<const std::byte>, 2> parts_;
 };

@@ -10,11 +10,6 @@ namespace flotilla::model {
 // The rows: each is a file of this folder.
 extern const QuantizationMethod kMxfp4Method;
 
-const Tensor* FolderTensors::Find(std::string_view name) const {
-  const auto found = std::ranges::find(tensors, name, &Tensor::name);
-  return found == tensors.end() ? nullptr : &*found;
-}
-
 absl::StatusOr<const QuantizationMethod*> FindQuantization(const Json& config) {
   static constexpr const QuantizationMethod* kAll[] = {&kMxfp4Method};
   const Json* const quantization = Member(&config, "quantization_config");

@@ -22,9 +22,6 @@ struct FolderTensors {
   std::vector<Tensor> tensors;
   std::deque<std::string> names;
   std::vector<std::unique_ptr<const CompositeTensor>> composites;
-
-  // Null if there is none.
-  const Tensor* Find(std::string_view name) const;
 };
 
 struct QuantizationMethod {
