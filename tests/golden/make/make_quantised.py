@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Makes tests/data/quantised: single linear layers as published quantised checkpoints store them.
+
+A case is one file, NAME.safetensors, with the tensors of a layer called `layer`, and one object of
+cases.json:
+
+    name, quantization_config    The configuration is what config.json says of such a checkpoint.
+    rows, inputs                 The layer has `rows` outputs (N) and `inputs` inputs (K).
+    weights_sha256               This is over the fp32 weights [N, K].
+    codes_sha256                 This is over int16 [N, K], each integer code minus its zero point.
+    scales_sha256                This is over the fp32 scales, an array of scales_shape.
+    source                       This names what wrote the tensors.
+
+All arrays are row-major and little-endian. A weight is float32(scale) * float32(code - zero), or
+float32(scale) * float32(table value), and is rounded once. The codes, zero points and scales are
+those that the library gives back from what it wrote. Where a library also gives weights back, the
+script asserts that ours are within one unit in the last place of them, in their type.
+
+A scale is per row and group of inputs, except that fp8 blocks have a grid of scales, that tensors
+with one scale have one, and that bitsandbytes has a scale per block of the flattened matrix. NVFP4
+has fp32(scale) / fp32(global scale). A bitsandbytes scale of int8 is fp32(SCB / 127).
+
+Each family of cases has an environment of its own, and its cases are merged into cases.json:
+
+    python3 -m venv v && v/bin/pip install -r requirements.txt
+    v/bin/pip install --no-deps -r requirements-gptq.txt
+    v/bin/python make_quantised.py gptq awq fp8
+
+Each requirements file says which families it is for.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import sys
+import zlib
+
+import numpy
+import safetensors.torch
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DATA = ROOT / "tests/data/quantised"
+PACKER = "numpy packer of this script"
+CASES = []
+
+
+def random(name):
+    return numpy.random.default_rng(zlib.crc32(name.encode()))
+
+
+def sha256(array, kind):
+    return hashlib.sha256(numpy.ascontiguousarray(array, kind).tobytes()).hexdigest()
+
+
+def ordinals(tensor):
+    """Gives integers whose differences count the floats between two values of a tensor's type."""
+    kind = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    bits = tensor.contiguous().view(kind).to(torch.int64)
+    return torch.where(bits < 0, -(bits & torch.iinfo(kind).max), bits)
+
+
+def check(weights, given):
+    """Asserts that our fp32 weights round to what a library gives, within one unit of its type."""
+    ours = torch.from_numpy(numpy.ascontiguousarray(weights)).to(given.dtype)
+    assert ours.shape == given.shape, (ours.shape, given.shape)
+    apart = (ordinals(ours) - ordinals(given)).abs().max().item()
+    assert apart <= 1, f"{apart} units in the last place"
+
+
+def case(name, source, config, tensors, weights, codes=None, scales=None):
+    """Writes the file of a case and adds it to those that cases.json will have."""
+    assert weights.dtype == numpy.float32 and numpy.isfinite(weights).all()
+    entry = {
+        "name": name, "quantization_config": config,
+        "rows": weights.shape[0], "inputs": weights.shape[1],
+        "weights_sha256": sha256(weights, "<f4"),
+    }
+    if codes is not None:
+        assert codes.shape == weights.shape
+        entry["codes_sha256"] = sha256(codes, "<i2")
+    if scales is not None:
+        assert scales.dtype == numpy.float32
+        entry["scales_sha256"] = sha256(scales, "<f4")
+        entry["scales_shape"] = list(scales.shape)
+    entry["source"] = source
+    tensors = {f"layer.{key}": value.detach().contiguous() for key, value in tensors.items()}
+    DATA.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file(tensors, DATA / f"{name}.safetensors", {"format": "pt"})
+    CASES.append(entry)
+    shapes = ", ".join(f"{key[6:]} {str(value.dtype)[6:]} {list(value.shape)}"
+                       for key, value in sorted(tensors.items()))
+    print(f"{name}: {shapes}")
+
+
+def pack(values, bits):
+    """Packs values along the last axis into int32 words, low bits first, without unused bits."""
+    planes = (values[..., None] >> numpy.arange(bits)) & 1
+    planes = planes.reshape(*values.shape[:-1], -1).astype(numpy.uint8)
+    return torch.from_numpy(numpy.packbits(planes, axis=-1, bitorder="little").view("<i4").copy())
+
+
+# ---- GPTQ ---------------------------------------------------------------------------------------
+
+# The columns are: name, bits, rows, inputs, group size, symmetric, and what else is particular.
+GPTQ = [
+    ("4bit_sym_128", 4, 256, 1152, 128, True, {}),
+    ("4bit_sym_32_no_g_idx", 4, 64, 128, 32, True, {"no_g_idx": True}),
+    # The zero points of this case include 16, which is stored as 15. Nothing is carried or masked.
+    ("4bit_asym_32", 4, 64, 96, 32, False, {"zeros": (1, 16)}),
+    ("4bit_asym_32_v2", 4, 64, 128, 32, False, {"zeros": (0, 15), "format": "gptq_v2"}),
+    ("4bit_sym_64_bf16", 4, 64, 128, 64, True, {"dtype": torch.bfloat16, "format": "gptq"}),
+    ("8bit_sym_32", 8, 64, 128, 32, True, {}),
+    ("8bit_asym_32", 8, 64, 96, 32, False, {}),
+    ("3bit_sym_32", 3, 64, 96, 32, True, {}),
+    ("3bit_asym_32", 3, 96, 128, 32, False, {}),
+    ("2bit_asym_32", 2, 64, 128, 32, False, {}),
+    ("4bit_sym_column", 4, 64, 160, -1, True, {}),
+    ("4bit_sym_64_short", 4, 64, 96, 64, True, {}),
+    ("4bit_asym_32_desc_act", 4, 96, 256, 32, False, {"desc_act": True}),
+    # Groups that were made before the columns were sorted are of neighbours, as without an order.
+    ("4bit_sym_32_static", 4, 64, 256, 32, True, {"desc_act": True, "static": True}),
+]
+
+
+def gptq_module():
+    """Loads auto-gptq's layer by its file, since its package asks for more than the layer needs."""
+    folder = importlib.util.find_spec("auto_gptq").submodule_search_locations[0]
+    path = pathlib.Path(folder) / "nn_modules/qlinear/qlinear_cuda.py"
+    spec = importlib.util.spec_from_file_location("qlinear_cuda", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def gptq():
+    """Packs with auto-gptq's own layer and asserts that the packer of this script does the same.
+
+    What auto-gptq cannot write is the numpy packer's: gptq_v2 stores zero points that are not
+    lessened by one. There auto-gptq packs zero points that are greater by one.
+    """
+    library = gptq_module()
+    version = "auto-gptq " + importlib.metadata.version("auto-gptq")
+    for short, bits, rows, inputs, group, symmetric, options in GPTQ:
+        name = "gptq_" + short
+        draw = random(name)
+        size = inputs if group == -1 else group
+        groups = -(-inputs // size)
+        dtype = options.get("dtype", torch.float16)
+        second = options.get("format") == "gptq_v2"
+
+        codes = draw.integers(0, 1 << bits, (rows, inputs))
+        low, high = options.get("zeros", (1, (1 << bits) - 1))
+        zeros = draw.integers(low, high + 1, (rows, groups))
+        if symmetric:
+            zeros[:] = 1 << (bits - 1)
+        else:
+            zeros.flat[:2] = low, high
+        scales = torch.from_numpy(draw.uniform(0.001, 0.02, (rows, groups))).to(dtype)
+        wide = scales.float().numpy()
+        g_idx = numpy.arange(inputs) // size
+        if options.get("desc_act") and not options.get("static"):
+            g_idx = g_idx[draw.permutation(inputs)]
+            assert (numpy.diff(g_idx) < 0).any()
+
+        difference = codes - zeros[:, g_idx]
+        weights = wide[:, g_idx] * difference.astype(numpy.float32)
+        stored = zeros if second else zeros - 1
+        tensors = {
+            "qweight": pack(codes, bits).T, "qzeros": pack(stored.T, bits),
+            "scales": scales.T, "g_idx": torch.from_numpy(g_idx.astype(numpy.int32)),
+        }
+
+        layer = library.QuantLinear(bits, group, inputs, rows, False, weight_dtype=dtype)
+        linear = torch.nn.Linear(inputs, rows, bias=False, dtype=dtype)
+        linear.weight.data = torch.from_numpy(weights).to(dtype)
+        packed_zeros = torch.from_numpy((stored + 1).astype(numpy.float32))
+        # auto-gptq finds the codes from these weights, and lessens the zero points by one itself.
+        linear.weight.data += (scales.float() * (zeros - stored - 1))[:, g_idx].to(dtype)
+        layer.pack(linear, scales.float(), packed_zeros, tensors["g_idx"])
+        written = layer.state_dict()
+        assert written.keys() == tensors.keys()
+        for key, value in written.items():
+            assert value.dtype == tensors[key].dtype and torch.equal(value, tensors[key]), key
+        if not second:
+            check(weights, layer(torch.eye(inputs, dtype=dtype)).detach().T)
+
+        if options.get("no_g_idx"):
+            del tensors["g_idx"]
+        config = {
+            "bits": bits, "group_size": group, "damp_percent": 0.01,
+            "desc_act": options.get("desc_act", False), "sym": symmetric,
+            "static_groups": options.get("static", False), "true_sequential": True,
+            "model_name_or_path": None, "model_file_base_name": "model", "quant_method": "gptq",
+        }
+        if "format" in options:
+            config["checkpoint_format"] = options["format"]
+        case(name, PACKER if second or options.get("no_g_idx") else version, config, tensors,
+             weights, difference, wide)
+
+
+# ---- AWQ ----------------------------------------------------------------------------------------
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # Nibble n of a word has channel AWQ_ORDER[n] of its eight.
+AWQ_NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # Channel k of eight is in nibble AWQ_NIBBLE[k].
+
+
+def awq():
+    """Packs as AutoAWQ's WQLinear_GEMM does."""
+    for group, rows, inputs in ((128, 256, 1152), (64, 64, 192), (32, 96, 96)):
+        name = f"awq_gemm_{group}"
+        draw = random(name)
+        codes = draw.integers(0, 16, (rows, inputs))
+        zeros = draw.integers(0, 16, (rows, inputs // group))
+        scales = draw.uniform(0.001, 0.02, zeros.shape).astype(numpy.float16)
+        scales[0, 0] = 2.0**-23  # This is a subnormal number of fp16.
+        wide = scales.astype(numpy.float32)
+        difference = codes - zeros.repeat(group, 1)
+        weights = wide.repeat(group, 1) * difference.astype(numpy.float32)
+
+        def words(values):
+            """Gives the words of [rows, n] values: n rows of rows / 8 words."""
+            eights = values.T.reshape(values.shape[1], -1, 8)
+            packed = pack(eights[:, :, AWQ_ORDER].reshape(values.shape[1], -1), 4)
+            for k, nibble in enumerate(AWQ_NIBBLE):
+                assert (packed.numpy() >> 4 * nibble & 15 == eights[:, :, k]).all()
+            return packed
+
+        config = {"quant_method": "awq", "zero_point": True, "group_size": group, "bits": 4,
+                  "version": "gemm", "modules_to_not_convert": None}
+        case(name, PACKER, config,
+             {"qweight": words(codes), "qzeros": words(zeros),
+              "scales": torch.from_numpy(scales).T}, weights, difference, wide)
+
+
+# ---- FP8 ----------------------------------------------------------------------------------------
+
+
+def e4m3_values():
+    """Gives the value of each byte. The exponent's bias is 7, and 0x7F and 0xFF are no numbers."""
+    byte = numpy.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    size = numpy.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    values = numpy.where(byte > 127, -size, size).astype(numpy.float32)
+    values[[127, 255]] = numpy.nan
+    torches = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    assert numpy.array_equal(values, torches, equal_nan=True)
+    assert (numpy.signbit(values) == (byte > 127))[~numpy.isnan(values)].all()
+    return values
+
+
+def e4m3_bytes(draw, rows, inputs):
+    """Gives bytes that are numbers. Each of the 254 occurs, if there are so many."""
+    finite = numpy.delete(numpy.arange(256, dtype=numpy.uint8), [127, 255])
+    data = numpy.resize(finite, rows * inputs)
+    return draw.permutation(data).reshape(rows, inputs)
+
+
+def fp8():
+    """Writes what DeepSeek, Qwen, AutoFP8 and transformers publish as quant_method fp8."""
+    from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+    values = e4m3_values()
+    # The columns are: name, rows, inputs, the type of the scales, and the configuration.
+    dynamic = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+               "weight_block_size": [128, 128]}
+    blocks = [
+        ("block", 200, 1100, torch.float32, dynamic),
+        ("block_not_converted", 96, 144, torch.float32,
+         {**dynamic, "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]}),
+        # DeepSeek-V3.1 says ue8m0 too, and stores powers of two in F32.
+        ("block_ue8m0_in_f32", 136, 160, torch.float32, {**dynamic, "scale_fmt": "ue8m0"}),
+        ("block_ue8m0", 160, 288, torch.float8_e8m0fnu, {**dynamic, "scale_fmt": "ue8m0"}),
+    ]
+    for short, rows, inputs, kind, config in blocks:
+        name = "fp8_" + short
+        draw = random(name)
+        data = e4m3_bytes(draw, rows, inputs)
+        grid = (-(-rows // 128), -(-inputs // 128))
+        scales = torch.from_numpy(draw.uniform(1e-5, 1e-3, grid).astype(numpy.float32))
+        if "scale_fmt" in config:
+            scales = torch.from_numpy(draw.integers(110, 121, grid).astype(numpy.uint8))
+            scales = scales.view(torch.float8_e8m0fnu).to(kind)
+        wide = scales.float().numpy()
+        spread = wide.repeat(128, 0).repeat(128, 1)[:rows, :inputs]
+        weights = spread * values[data]
+        weight = torch.from_numpy(data).view(torch.float8_e4m3fn)
+        check(weights, _dequantize_fp8_weight(weight, scales, [128, 128], torch.float32))
+        case(name, PACKER, config, {"weight": weight, "weight_scale_inv": scales}, weights,
+             scales=wide)
+
+    tensors = [
+        ("tensor_static", "weight_scale", "input_scale",
+         {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"}),
+        ("tensor_dynamic", "weight_scale", None,
+         {"activation_scheme": "dynamic", "ignored_layers": ["lm_head"], "quant_method": "fp8"}),
+        # transformers itself names the tensors so.
+        ("tensor_scale_inv", "weight_scale_inv", "activation_scale",
+         {"activation_scheme": "static", "dequantize": False, "modules_to_not_convert": ["lm_head"],
+          "quant_method": "fp8", "weight_block_size": None}),
+    ]
+    for short, scale_name, input_name, config in tensors:
+        name = "fp8_" + short
+        draw = random(name)
+        data = e4m3_bytes(draw, 72, 104)
+        scale = numpy.float32(draw.uniform(1e-5, 1e-3))
+        weights = scale * values[data]
+        written = {"weight": torch.from_numpy(data).view(torch.float8_e4m3fn),
+                   scale_name: torch.tensor(scale)}
+        if input_name:
+            written[input_name] = torch.tensor(numpy.float32(draw.uniform(0.01, 0.1)))
+        check(weights, _dequantize_fp8_weight(
+            written["weight"], written[scale_name], None, torch.float32))
+        case(name, PACKER, config, written, weights, scales=scale.reshape(1))
+
+
+FAMILIES = {"gptq": gptq, "awq": awq, "fp8": fp8}
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    path = DATA / "cases.json"
+    entries = json.loads(path.read_text()) if path.exists() else []
+    for family in sys.argv[1:] or sorted(FAMILIES):
+        make = FAMILIES[family]
+        prefix = family.replace("-", "_") + "_"
+        CASES.clear()
+        for old in DATA.glob(prefix + "*.safetensors"):
+            old.unlink()
+        with torch.no_grad():
+            make()
+        assert all(entry["name"].startswith(prefix) for entry in CASES)
+        entries = [entry for entry in entries if not entry["name"].startswith(prefix)] + CASES
+    entries.sort(key=lambda entry: entry["name"])
+    path.write_text(json.dumps(entries, indent=1) + "\n")
+    total = sum(file.stat().st_size for file in DATA.iterdir())
+    print(f"{len(entries)} cases, {total} bytes")
+    assert total <= 1.6 * 2**20
+
+
+if __name__ == "__main__":
+    main()
