@@ -46,18 +46,19 @@ int FindKind(const WeightEncoding& encoding, KindList<All...>) {
   return ((All::Packs(encoding) || (++found, false)) || ...) ? found : -1;
 }
 
-// For each block the number of its window among those that the blocks have.
-absl::StatusOr<std::vector<int32_t>> NumberWindows(absl::Span<const int32_t> windows,
-                                                   int64_t blocks) {
-  if (!windows.empty() && static_cast<int64_t>(windows.size()) != blocks) {
+// For each block the number of its window, of `span` elements of the file's rows, among those that
+// the blocks have.
+absl::StatusOr<std::vector<int32_t>> NumberWindows(absl::Span<const int32_t> file_blocks,
+                                                   int64_t blocks, int64_t span) {
+  if (!file_blocks.empty() && static_cast<int64_t>(file_blocks.size()) != blocks) {
     return absl::InvalidArgumentError(
-        absl::StrCat(windows.size(), " windows of ", blocks, " blocks"));
+        absl::StrCat(file_blocks.size(), " numbers of ", blocks, " blocks"));
   }
   std::vector<int32_t> numbers(blocks);
-  std::unordered_map<int32_t, int32_t> known;
+  std::unordered_map<int64_t, int32_t> known;
   for (int64_t block = 0; block < blocks; ++block) {
-    const auto window =
-        windows.empty() ? static_cast<int32_t>(block * kBlockK / kPanelWindow) : windows[block];
+    const int64_t window =
+        (file_blocks.empty() ? block : int64_t{file_blocks[block]}) * kBlockK / span;
     numbers[block] = known.try_emplace(window, static_cast<int32_t>(known.size())).first->second;
   }
   return numbers;
@@ -81,7 +82,7 @@ void PackedMatrix::Free::operator()(std::byte* p) const { std::free(p); }
 
 absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding, int64_t columns,
                                                   int64_t k, absl::Span<const int32_t> split_ends,
-                                                  absl::Span<const int32_t> windows) {
+                                                  absl::Span<const int32_t> file_blocks) {
   if (k <= 0 || k % kBlockK != 0 || k > kMaxDimension) {
     return absl::InvalidArgumentError(
         absl::StrCat("rows of ", k, " weights: not a positive multiple of 32 within limits"));
@@ -97,12 +98,14 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
   if (absl::Status status = CheckSplits(matrix.split_ends_, k); !status.ok()) return status;
   matrix.encoding_ = encoding;
   matrix.kind_ = *kind;
+  int span = 0;
   VisitKind(*kind, [&]<class Kind>() {
     matrix.record_bytes_ = Kind::kRecordBytes;
     matrix.super_bytes_ = kSuperBytesOf<Kind>;
+    span = kSuperSpanOf<Kind>;
   });
   if (matrix.super_bytes_ > 0) {
-    auto numbers = NumberWindows(windows, k / kBlockK);
+    auto numbers = NumberWindows(file_blocks, k / kBlockK, span);
     if (!numbers.ok()) return numbers.status();
     matrix.block_supers_ = *std::move(numbers);
     matrix.first_record_ =

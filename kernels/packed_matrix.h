@@ -112,14 +112,14 @@ class PackedMatrix {
   PackedMatrix() = default;
 
   // Makes an all-zero matrix of `columns` x `k` for weights of `encoding`. `split_ends` is
-  // as in MatrixView; empty means one split. `windows` [k / 32] are the windows of the file's rows
-  // that have the blocks; empty: block b is in window b / 8. Memory is 64-byte aligned, and Create
+  // as in MatrixView; empty means one split. `file_blocks` [k / 32] are the numbers that the blocks
+  // have in the file's rows; empty: block b is number b. Memory is 64-byte aligned, and Create
   // asks for huge pages. InvalidArgument when no kind packs the encoding, k is not a positive
   // multiple of 32, columns is not positive, splits are malformed or the size is above 1 TiB;
   // ResourceExhausted when there is not enough memory.
   static absl::StatusOr<PackedMatrix> Create(const WeightEncoding& encoding, int64_t columns,
                                              int64_t k, absl::Span<const int32_t> split_ends = {},
-                                             absl::Span<const int32_t> windows = {});
+                                             absl::Span<const int32_t> file_blocks = {});
 
   // Packs the outputs of a panel into the columns from `column` on, and its elements into those
   // from `k` on. Calls on disjoint panels of the matrix (32 columns) may run concurrently.

@@ -1,6 +1,8 @@
 #include "model/ggml_type.h"
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 
 namespace flotilla::model {
 namespace {
@@ -42,19 +44,28 @@ constexpr GgmlTypeInfo kTypes[] = {
     {GgmlType::kNVFP4, "NVFP4", 64, 36},
     {GgmlType::kQ1_0, "Q1_0", 128, 18},
     {GgmlType::kQ2_0, "Q2_0", 64, 18},
+    // From here on: those that GGUF does not have.
+    {GgmlType::kU8, "U8", 1, 1},
+    {GgmlType::kF8_E4M3, "F8_E4M3", 1, 1},
+    {GgmlType::kF8_E8M0, "F8_E8M0", 1, 1},
 };
+
+const GgmlTypeInfo* Find(GgmlType type) {
+  const auto* const found = std::ranges::find(kTypes, type, &GgmlTypeInfo::type);
+  return found == std::end(kTypes) ? nullptr : found;
+}
 
 }  // namespace
 
 const GgmlTypeInfo* FindGgmlType(uint32_t id) {
-  for (const GgmlTypeInfo& info : kTypes) {
-    if (static_cast<uint32_t>(info.type) == id) return &info;
-  }
-  return nullptr;
+  if (id >= static_cast<uint32_t>(GgmlType::kU8)) return nullptr;
+  return Find(static_cast<GgmlType>(id));
 }
 
+const GgmlTypeInfo& InfoOf(GgmlType type) { return *Find(type); }
+
 std::string_view GgmlTypeName(GgmlType type) {
-  const GgmlTypeInfo* info = FindGgmlType(static_cast<uint32_t>(type));
+  const GgmlTypeInfo* info = Find(type);
   return info ? info->name : "?";
 }
 

@@ -1,5 +1,5 @@
-// The element types of GGUF tensors: their ids, names and block sizes. Those with a file in
-// model/weights/ can be decoded.
+// The element types of tensors: those of GGUF, with their ids, names and block sizes, and the few
+// that only safetensors files have. Those with a file in model/weights/ can be decoded.
 //
 // Pure functions: any thread, no allocation.
 #pragma once
@@ -46,6 +46,10 @@ enum class GgmlType : uint32_t {
   kNVFP4 = 40,
   kQ1_0 = 41,
   kQ2_0 = 42,
+  // What follows is in no GGUF file: types of safetensors files.
+  kU8 = UINT32_MAX - 3,
+  kF8_E4M3 = UINT32_MAX - 2,
+  kF8_E8M0 = UINT32_MAX - 1,
   // No type of a file: what Tensor::composite says counts.
   kComposite = UINT32_MAX,
 };
@@ -59,8 +63,11 @@ struct GgmlTypeInfo {
   uint32_t block_bytes;
 };
 
-// The row of the type table with this id; null for retired and unknown ids.
+// The type that has this id in a GGUF file; null for retired and unknown ids.
 const GgmlTypeInfo* FindGgmlType(uint32_t id);
+
+// The row of any type of a file.
+const GgmlTypeInfo& InfoOf(GgmlType type);
 
 // The name of `type`, or "?" for an id outside the table.
 std::string_view GgmlTypeName(GgmlType type);

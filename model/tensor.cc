@@ -16,15 +16,41 @@ using Numbers = WeightEncoding::Numbers;
 
 float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
+// The scale number `group` of a window.
+float ScaleOf(const WeightEncoding& encoding, const WeightRow& row, int group) {
+  switch (encoding.scales) {
+    case WeightEncoding::Scales::kFp16:
+      return HalfToFloat(row.scales[group]);
+    case WeightEncoding::Scales::kBf16:
+      return Bf16ToFloat(row.scales[group]);
+    case WeightEncoding::Scales::kFp32:
+      break;
+  }
+  return row.wide_scales[group];
+}
+
+// What scales multiply.
+float ValueOf(const WeightEncoding& encoding, int8_t code, int zero) {
+  switch (encoding.values) {
+    case WeightEncoding::Values::kFp8:
+      return Fp8ToFloat(static_cast<uint8_t>(code));
+    case WeightEncoding::Values::kNf4:
+      return kNf4Values[code];
+    default:
+      return static_cast<float>(code - zero);
+  }
+}
+
 // Decodes codes by the formula of weight_panel.h, kFactorGroup at a time.
 void DecodeCodes(const WeightEncoding& encoding, const WeightRow& row, int begin, int end,
                  float* out) {
-  const bool bf16 = encoding.scales == WeightEncoding::Scales::kBf16;
   for (int k = begin; k < end; k += kFactorGroup, out += kFactorGroup) {
-    const uint16_t bits = row.scales[k / encoding.scale_group];
-    float scale = bf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
+    float scale = ScaleOf(encoding, row, k / encoding.scale_group);
     if (encoding.has_factors) scale *= static_cast<float>(row.factors[k / kFactorGroup]);
-    for (int j = 0; j < kFactorGroup; ++j) out[j] = scale * static_cast<float>(row.codes[k + j]);
+    const int zero = encoding.has_zeros ? row.zeros[k / kScaleGroup] : 0;
+    for (int j = 0; j < kFactorGroup; ++j) {
+      out[j] = scale * ValueOf(encoding, row.codes[k + j], zero);
+    }
     if (!encoding.has_minimums) continue;
     float minimum = HalfToFloat(row.minimums[k / kScaleGroup]);
     if (encoding.has_minimum_factors) {
@@ -94,22 +120,38 @@ void BeginPanel(const WeightEncoding& encoding, size_t outputs, int64_t k_begin,
   panel.end = static_cast<int>((k_end - window + kScaleGroup - 1) / kScaleGroup * kScaleGroup);
 }
 
-// Checks the scales and the minimums of the elements from `begin` to `end` of a window.
-absl::Status CheckScales(const WeightEncoding& encoding, const WeightRow& row, int begin, int end) {
-  const auto check = [](std::string_view what, uint16_t bits, bool bf16) {
-    const float value = bf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
+// Checks the scales, the minimums and the codes of the elements from `begin` to `end` of a window.
+absl::Status CheckNumbers(const WeightEncoding& encoding, const WeightRow& row, int begin,
+                          int end) {
+  const auto check = [](std::string_view what, float value) {
     if (std::isfinite(value)) return absl::OkStatus();
     return InvalidArgument("a ", what, " is ", std::isnan(value) ? "no number" : "infinite");
   };
-  const bool bf16 = encoding.scales == WeightEncoding::Scales::kBf16;
+  const int span = encoding.scale_group;
   absl::Status status;
-  for (int k = begin; k < end; k += encoding.scale_group) {
-    status.Update(check("scale", row.scales[k / encoding.scale_group], bf16));
+  for (int group = begin / span; group * span < end; ++group) {
+    status.Update(check("scale", ScaleOf(encoding, row, group)));
   }
   for (int k = begin; encoding.has_minimums && k < end; k += kScaleGroup) {
-    status.Update(check("minimum", row.minimums[k / kScaleGroup], false));
+    status.Update(check("minimum", HalfToFloat(row.minimums[k / kScaleGroup])));
+  }
+  if (encoding.values == WeightEncoding::Values::kFp8) {
+    const bool numbers = std::all_of(row.codes + begin, row.codes + end, [](int8_t code) {
+      return IsFp8Number(static_cast<uint8_t>(code));
+    });
+    if (!numbers) status.Update(InvalidArgument("a weight is no number"));
   }
   return status;
+}
+
+// Checks the fp32 weights of the elements from `begin` to `end`, which were scales and codes.
+absl::Status CheckWeights(const WeightRow& row, int begin, int end) {
+  for (int k = begin; k < end; ++k) {
+    const auto weight = LoadAs<float>(row.numbers + k * sizeof(float));
+    if (std::isfinite(weight)) continue;
+    return InvalidArgument("a weight is ", std::isnan(weight) ? "no number" : "infinite");
+  }
+  return absl::OkStatus();
 }
 
 // Ends row number `index` of a matrix, of which `end` elements have been read in `encoding`: checks
@@ -117,7 +159,7 @@ absl::Status CheckScales(const WeightEncoding& encoding, const WeightRow& row, i
 absl::Status EndRow(const WeightEncoding& encoding, int64_t index, int end, WeightPanel& panel,
                     WeightRow& row) {
   if (encoding.numbers == Numbers::kCodes) {
-    const absl::Status status = CheckScales(encoding, row, panel.begin, end);
+    const absl::Status status = CheckNumbers(encoding, row, panel.begin, end);
     if (!status.ok()) return InvalidArgument("row ", index, ": ", status.message());
   }
   if (panel.encoding != encoding) {
@@ -144,6 +186,10 @@ absl::Status ReadComposite(const Tensor& tensor, std::span<const int64_t> rows, 
   for (size_t i = 0; i < rows.size(); ++i) {
     WeightRow& row = panel.rows[i];
     tensor.composite->Read(tensor.first_row + rows[i], k_begin, k_end, row);
+    if (tensor.composite->encoding().numbers == Numbers::kFp32) {
+      status = CheckWeights(row, panel.begin, end);
+      if (!status.ok()) return InvalidArgument("row ", rows[i], ": ", status.message());
+    }
     status = EndRow(tensor.composite->encoding(), rows[i], end, panel, row);
     if (!status.ok()) return status;
   }
@@ -202,7 +248,7 @@ absl::Status DecodeRow(const Tensor& tensor, int64_t row, std::span<float> out) 
 absl::Status DequantizeRow(GgmlType type, std::span<const std::byte> bytes, std::span<float> out) {
   const WeightFormat* format = FindWeightFormat(type);
   if (format == nullptr) return CannotBeDecoded(type);
-  const GgmlTypeInfo& info = *FindGgmlType(static_cast<uint32_t>(type));
+  const GgmlTypeInfo& info = InfoOf(type);
   if (out.size() % info.block_elements != 0 || bytes.size() % info.block_bytes != 0 ||
       bytes.size() / info.block_bytes != out.size() / info.block_elements) {
     return InvalidArgument(bytes.size(), " bytes of ", info.name, " do not hold ", out.size(),
@@ -224,7 +270,7 @@ absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int6
     return ReadComposite(tensor, rows, k_begin, k_end, encoding, panel);
   }
   const WeightFormat& format = *FindWeightFormat(tensor.type);
-  const GgmlTypeInfo& info = *FindGgmlType(static_cast<uint32_t>(tensor.type));
+  const GgmlTypeInfo& info = InfoOf(tensor.type);
   const int64_t elements = info.block_elements;
   const auto k = static_cast<int64_t>(tensor.dims[0]);
   const int64_t row_bytes = k / elements * info.block_bytes;
@@ -257,7 +303,7 @@ absl::Status ReadTransposedPanel(const Tensor& tensor, std::span<const int64_t> 
   }
   const auto count = static_cast<int64_t>(tensor.dims[0]);
   const auto k = static_cast<int64_t>(tensor.dims[1]);
-  const int64_t bytes = FindGgmlType(static_cast<uint32_t>(tensor.type))->block_bytes;
+  const int64_t bytes = InfoOf(tensor.type).block_bytes;
   absl::Status status = CheckRange(count, k, rows, k_begin, k_end);
   if (!status.ok()) return status;
   const int64_t window = k_begin / kPanelWindow * kPanelWindow;

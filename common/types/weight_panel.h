@@ -23,23 +23,31 @@ inline constexpr int kScaleGroup = 32;
 // have one scale and one minimum then.
 inline constexpr int kFactorGroup = 16;
 
+// The same in FP8.
+inline constexpr int kLongGroup = 128;
+
 // What the numbers of a panel mean: the weight itself, or codes. The weight of a code is
-//   scale * factor * code + minimum * minimum factor  in fp32,
-// where the products are exact and only the sum rounds. A part that the encoding does not
-// have is left out. Weights of equal encodings can be one matrix.
+//   scale * factor * (code - zero) + minimum * minimum factor  in fp32,
+// which rounds once: with fp16 and bf16 scales the products are exact and only the sum rounds, and
+// fp32 scales have no minimums. A part that the encoding does not have is left out. Weights of
+// equal encodings can be one matrix.
 struct WeightEncoding {
   enum class Numbers : uint8_t { kFp32, kFp16, kBf16, kCodes };
-  // The codes that there may be: all from low to high, or those of a table (ValuesOf).
-  enum class Values : uint8_t { kAll, kIq4, kFp4 };
-  enum class Scales : uint8_t { kFp16, kBf16 };
+  // The codes that there may be: all from low to high, or those of a table (ValuesOf). Of kFp8 the
+  // codes are the bytes of FP8 (E4M3), and of kNf4 the places in kNf4Values; there the value takes
+  // the place of the code.
+  enum class Values : uint8_t { kAll, kIq4, kFp4, kFp8, kNf4 };
+  enum class Scales : uint8_t { kFp16, kBf16, kFp32 };
 
   Numbers numbers = Numbers::kFp32;
   // What follows is about codes.
   Values values = Values::kAll;
   Scales scales = Scales::kFp16;
-  uint8_t scale_group = kScaleGroup;  // the k that have a scale: kScaleGroup or kFactorGroup
-  int8_t low = 0;                     // every code is within [low, high]
+  // The k that have a scale: kFactorGroup, kScaleGroup, or kLongGroup.
+  uint8_t scale_group = kScaleGroup;
+  int8_t low = 0;  // every code is within [low, high]
   int8_t high = 0;
+  bool has_zeros = false;
   bool has_factors = false;
   bool has_minimums = false;
   bool has_minimum_factors = false;
@@ -56,11 +64,48 @@ constexpr const int8_t (&ValuesOf(WeightEncoding::Values table))[16] {
   return table == WeightEncoding::Values::kIq4 ? kIq4Values : kFp4Values;
 }
 
+// The bits of the bf16 2^(e - 128), which is the scale of kFp4Values for an exponent e of MXFP4.
+constexpr uint16_t Mxfp4Scale(uint32_t e) {
+  return static_cast<uint16_t>(e < 2 ? 0x20u << e : (e - 1) << 7);  // the first two are subnormal
+}
+
+// NF4 (Dettmers et al., QLoRA, 2023, appendix E): the values that bitsandbytes has, in fp32.
+inline constexpr float kNf4Values[16] = {-1.0f,
+                                         -0.6961928009986877f,
+                                         -0.5250730514526367f,
+                                         -0.39491748809814453f,
+                                         -0.28444138169288635f,
+                                         -0.18477343022823334f,
+                                         -0.09105003625154495f,
+                                         0.0f,
+                                         0.07958029955625534f,
+                                         0.16093020141124725f,
+                                         0.24611230194568634f,
+                                         0.33791524171829224f,
+                                         0.44070982933044434f,
+                                         0.5626170039176941f,
+                                         0.7229568362236023f,
+                                         1.0f};
+
+// FP8 E4M3 (Micikevicius et al., FP8 Formats for Deep Learning, 2022): a sign, four bits of
+// exponent with the bias 7, three of mantissa. Those of all ones are no number; there is no
+// infinity.
+constexpr bool IsFp8Number(uint8_t byte) { return (byte & 0x7F) != 0x7F; }
+constexpr float Fp8ToFloat(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  // In units of 2^-9, which is the least number.
+  const int units = exponent == 0 ? mantissa : (8 + mantissa) << (exponent - 1);
+  const float value = static_cast<float>(units) * 0x1p-9f;
+  return (byte & 0x80) != 0 ? -value : value;
+}
+
 // One output's window. Index k is the k of the row modulo kPanelWindow.
 struct WeightRow {
   alignas(64) std::byte numbers[kPanelWindow * sizeof(float)];  // [256] fp32, fp16 or bf16
   int8_t codes[kPanelWindow];
-  uint16_t scales[kPanelWindow / kFactorGroup];   // [256 / scale_group] fp16 or bf16
+  uint16_t scales[kPanelWindow / kFactorGroup];    // [256 / scale_group] fp16 or bf16
+  float wide_scales[kPanelWindow / kFactorGroup];  // [256 / scale_group] in their place: fp32
+  int16_t zeros[kPanelWindow / kScaleGroup];
   uint16_t minimums[kPanelWindow / kScaleGroup];  // fp16
   int8_t factors[kPanelWindow / kFactorGroup];
   int8_t minimum_factors[kPanelWindow / kFactorGroup];

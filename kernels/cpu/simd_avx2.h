@@ -202,6 +202,12 @@ struct Avx2 {
     const auto* q = static_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
   }
+  template <int kIndex>
+  static FLOTILLA_INLINE F HalvesToFloat(I halves) {
+    const __m256i x = kIndex == 0 ? halves.a : halves.b;
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(x)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
+  }
   static FLOTILLA_INLINE F LoadTwice(const float* p) {
     const __m256 x = _mm256_loadu_ps(p);
     return {_mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
@@ -227,6 +233,15 @@ struct Avx2 {
   using Table = __m256i;
   static FLOTILLA_INLINE Table LoadTable(const int8_t (&values)[16]) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+  struct FloatTable {
+    __m256 low, high;
+  };
+  static FLOTILLA_INLINE FloatTable LoadFloatTable(const float (&values)[16]) {
+    return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
+  }
+  static FLOTILLA_INLINE F FloatEntry(I places, const FloatTable& table) {
+    return {FloatEntry1(places.a, table), FloatEntry1(places.b, table)};
   }
   // The entries of a table at the nibbles kIndex. The compiler looks up those of kIndex and
   // kIndex + 2 at once, which are the bytes of a lane.
@@ -269,6 +284,12 @@ struct Avx2 {
   static FLOTILLA_INLINE __m256i Nibble1(__m256i x) {
     const __m256i shifted = kIndex == 0 ? x : _mm256_srli_epi16(x, 4 * kIndex);
     return kIndex == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
+  }
+  // A look-up takes the lowest three bits of a lane, and a choice the sign.
+  static FLOTILLA_INLINE __m256 FloatEntry1(__m256i places, const FloatTable& table) {
+    const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(places, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, places),
+                            _mm256_permutevar8x32_ps(table.high, places), high);
   }
   template <int kIndex>
   static FLOTILLA_INLINE __m256i TableNibble1(__m256i x, __m256i table) {

@@ -119,6 +119,11 @@ struct Avx512 {
   static FLOTILLA_INLINE F LoadHalf(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
+  // Of 32 halves the first 16 (0) or the others (1) to fp32.
+  template <int kIndex>
+  static FLOTILLA_INLINE F HalvesToFloat(I halves) {
+    return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, kIndex));
+  }
   // x[0], x[0], x[1], x[1], ... x[7].
   static FLOTILLA_INLINE F LoadTwice(const float* p) {
     const __m512i index = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -144,6 +149,14 @@ struct Avx512 {
   static FLOTILLA_INLINE Table LoadTable(const int8_t (&values)[16]) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
     return _mm512_broadcast_i64x4(_mm256_cvtepi8_epi16(bytes));
+  }
+  // Sixteen floats, and their entries at the lowest four bits of each lane.
+  using FloatTable = __m512;
+  static FLOTILLA_INLINE FloatTable LoadFloatTable(const float (&values)[16]) {
+    return _mm512_loadu_ps(values);
+  }
+  static FLOTILLA_INLINE F FloatEntry(I places, FloatTable table) {
+    return _mm512_permutexvar_ps(places, table);
   }
   // The entries of a table at the nibbles kIndex. Only the lower five bits of a lane count.
   template <int kIndex>

@@ -6,6 +6,6 @@
 
 namespace flotilla::kernels {
 
-struct Five : SmallCodes<5, /*kWindows=*/false> {};
+struct Five : SmallCodes<5, Scaling::kMinimums> {};
 
 }  // namespace flotilla::kernels

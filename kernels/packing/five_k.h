@@ -6,6 +6,6 @@
 
 namespace flotilla::kernels {
 
-struct FiveK : SmallCodes<5, /*kWindows=*/true> {};
+struct FiveK : SmallCodes<5, Scaling::kWindows> {};
 
 }  // namespace flotilla::kernels

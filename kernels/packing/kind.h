@@ -13,7 +13,8 @@
 //
 // A kind may keep what is the same for a window of the file (weight_panel.h) apart from its
 // records: it has kSuperBytes of it for the columns of a panel, and each of the functions takes a
-// SuperRecord in place of a record, and Pack both.
+// SuperRecord in place of a record, and Pack both. Such a window is of kSuperSpan elements, or of
+// kPanelWindow if the kind does not say.
 //
 // And, where weights are plain numbers (kIsPlain), in the order [kBlockK][kPanelColumns]:
 //
@@ -58,6 +59,10 @@ template <class Kind>
 inline constexpr int kSuperBytesOf = 0;
 template <class Kind>
 requires(Kind::kSuperBytes > 0) inline constexpr int kSuperBytesOf<Kind> = Kind::kSuperBytes;
+template <class Kind>
+inline constexpr int kSuperSpanOf = kPanelWindow;
+template <class Kind>
+requires(Kind::kSuperSpan > 0) inline constexpr int kSuperSpanOf<Kind> = Kind::kSuperSpan;
 template <class Kind>
 inline constexpr bool kHasSuper = kSuperBytesOf<Kind> != 0;
 

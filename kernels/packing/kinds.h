@@ -3,17 +3,23 @@
 
 #include "kernels/packing/bf16.h"
 #include "kernels/packing/bytes.h"
+#include "kernels/packing/bytes_f32.h"
+#include "kernels/packing/bytes_zero.h"
 #include "kernels/packing/five.h"
 #include "kernels/packing/five_k.h"
 #include "kernels/packing/floats.h"
 #include "kernels/packing/fp16.h"
+#include "kernels/packing/fp8.h"
 #include "kernels/packing/iq4.h"
 #include "kernels/packing/iq4_k.h"
 #include "kernels/packing/kind.h"
 #include "kernels/packing/mxfp4.h"
+#include "kernels/packing/nf4.h"
 #include "kernels/packing/nibbles.h"
 #include "kernels/packing/nibbles_k.h"
+#include "kernels/packing/nibbles_zero.h"
 #include "kernels/packing/nvfp4.h"
+#include "kernels/packing/nvfp4_f32.h"
 #include "kernels/packing/six.h"
 #include "kernels/packing/three_k.h"
 #include "kernels/packing/two_k.h"
@@ -37,6 +43,12 @@ using Kinds = KindList<  //
     Iq4K,                //
     Mxfp4,               //
     Nvfp4,               //
+    NibblesZero,         //
+    BytesF32,            //
+    BytesZero,           //
+    Nvfp4F32,            //
+    Nf4,                 //
+    Fp8,                 //
     Floats,              //
     Bf16,                //
     Fp16>;

@@ -6,6 +6,6 @@
 
 namespace flotilla::kernels {
 
-struct Nibbles : SmallCodes<4, /*kWindows=*/false> {};
+struct Nibbles : SmallCodes<4, Scaling::kMinimums> {};
 
 }  // namespace flotilla::kernels

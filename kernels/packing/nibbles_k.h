@@ -6,6 +6,6 @@
 
 namespace flotilla::kernels {
 
-struct NibblesK : SmallCodes<4, /*kWindows=*/true> {};
+struct NibblesK : SmallCodes<4, Scaling::kWindows> {};
 
 }  // namespace flotilla::kernels

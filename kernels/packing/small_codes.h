@@ -1,13 +1,14 @@
 // What the kinds of codes of 4 and 5 bits share.
 //
 // A record is the lower four bits of the codes q (NibbleLanes), with kBits = 5 the fifth bits, and
-// then, per column, a scale d and a minimum m for the 32 weights:
-//   kWindows false  d [32] fp16, m [32] fp16. weight = d q + m. Codes without minimums, the lowest
-//                   of which is -2^(kBits - 1), are stored above 0 with m = -2^(kBits - 1) d, which
-//                   is exact in fp16.
-//   kWindows true   the factors [32 columns][2] of the window's d, f, and of its m, g: 8 bits each.
-//                   The window has d [32] fp16, m [32] fp16. weight = d f q + m g. The products are
-//                   exact.
+// then, per column, what the 32 weights have in common:
+//   kMinimums  d [32] fp16, m [32] fp16. weight = d q + m. Codes without minimums, the lowest of
+//              which is -2^(kBits - 1), are stored above 0 with m = -2^(kBits - 1) d, which is
+//              exact in fp16.
+//   kWindows   the factors [32 columns][2] of the window's d, f, and of its m, g: 8 bits each. The
+//              window has d [32] fp16, m [32] fp16. weight = d f q + m g. The products are exact.
+//   kZeros     ScaleAndZero [32]: d and a zero z. weight = d (q - z). Codes of 4 bits without
+//              zeros have 8.
 // The fifth bits are [2 halves][16 columns][2 j] 16-bit lanes: bit 4 z + n of a lane belongs to the
 // nibble n of lane (z, column, j).
 //
@@ -20,9 +21,13 @@
 
 #include "kernels/cpu/dots-inl.h"
 #include "kernels/packing/kind.h"
+#include "kernels/packing/scale_and_zero.h"
 #include "kernels/scalar_math.h"
 
 namespace flotilla::kernels {
+
+// What 32 weights of a column have in common.
+enum class Scaling { kMinimums, kWindows, kZeros };
 
 // How 32 x 32 codes of 4 bits lie in 512 bytes: [2 halves][4 z][16 columns][2 j] 16-bit lanes.
 // Nibble n of a lane (bits 4n..4n+3) is the code of k = 8 z + 2 n + j, so one 64-byte load gives
@@ -58,8 +63,10 @@ struct NibbleLanes {
   }
 };
 
-template <int kBits, bool kWindows>
+template <int kBits, Scaling kScaling>
 struct SmallCodes {
+  static constexpr bool kWindows = kScaling == Scaling::kWindows;
+  static constexpr bool kZeros = kScaling == Scaling::kZeros;
   static constexpr int kFifths = NibbleLanes::kBytes;  // bytes from a record's begin
   static constexpr int kScales = kFifths + (kBits == 5 ? 128 : 0);
   static constexpr int kRecordBytes = kScales + (kWindows ? 64 : 128);
@@ -69,6 +76,7 @@ struct SmallCodes {
   static constexpr bool kHasIntegerProduct = true;
 
   static constexpr bool Packs(const WeightEncoding& encoding) {
+    if constexpr (kZeros) return PacksWithZeros(encoding, kLowest, 0);
     const int low = kWindows || encoding.has_minimums ? 0 : kLowest;
     return encoding == WeightEncoding{.numbers = WeightEncoding::Numbers::kCodes,
                                       .low = static_cast<int8_t>(low),
@@ -82,7 +90,11 @@ struct SmallCodes {
                                    int lane, std::byte* record, std::byte* super = nullptr) {
     const uint16_t d = row.scales[k / kScaleGroup];
     uint16_t m = row.minimums[k / kScaleGroup];
-    if constexpr (kWindows) {
+    if constexpr (kZeros) {
+      const int zero = encoding.has_zeros ? row.zeros[k / kScaleGroup] : -kLowest;
+      if (zero < 0 || zero > 1 << kBits) return false;
+      StoreAs(record + kScales + lane * 4, ScaleAndZero::Join(encoding, d, zero));
+    } else if constexpr (kWindows) {
       // The halves of a block share their factors.
       const int group = k / kFactorGroup;
       if (row.factors[group] != row.factors[group + 1] ||
@@ -117,19 +129,23 @@ struct SmallCodes {
   static FLOTILLA_INLINE void Decode(const Record& record, int lane, float* out) {
     const float d = Scale(record, lane), m = Minimum(record, lane);
     for (int k = 0; k < kBlockK; ++k) {
-      out[k] = d * static_cast<float>(Code(At(record), lane, k)) + m;
+      const auto q = static_cast<float>(Code(At(record), lane, k));
+      out[k] = kZeros ? d * (q + m) : d * q + m;
     }
   }
 
   // acc = fma(d, float(dot), acc), then acc = fma(m, sum, acc), d and m being the products where
   // there are factors. Codes of 4 bits have dots below 2^24, which are exact in fp32; those of 5
-  // bits may round.
+  // bits may round. With zeros, acc = fma(d, dot - z sum, acc): products of 4 bits with zeros up to
+  // 16 are exact, too.
   static FLOTILLA_INLINE float AddBlock(const Record& record, int lane, const int16_t* x,
                                         const float* sums, float acc) {
     int32_t dot = 0;
     for (int k = 0; k < kBlockK; ++k) dot += x[k] * Code(At(record), lane, k);
-    return std::fma(Minimum(record, lane), sums[0],
-                    std::fma(Scale(record, lane), static_cast<float>(dot), acc));
+    const float d = Scale(record, lane), m = Minimum(record, lane);
+    const auto exact = static_cast<float>(dot);
+    if constexpr (kZeros) return std::fma(d, std::fma(m, sums[0], exact), acc);
+    return std::fma(m, sums[0], std::fma(d, exact, acc));
   }
 
   template <class S, int R, int H>
@@ -156,8 +172,12 @@ struct SmallCodes {
       FLOTILLA_UNROLL
       for (int r = 0; r < R; ++r) {
         const int i = r * H + h;
-        const auto sum = S::Fma(d, S::ToFloat(dots[i]), acc.Get(i));
-        acc.Set(i, S::Fma(m, S::Set1(x.sum(r)), sum));
+        const auto sum = S::Set1(x.sum(r));
+        if constexpr (kZeros) {
+          acc.Set(i, S::Fma(d, S::Fma(m, sum, S::ToFloat(dots[i])), acc.Get(i)));
+        } else {
+          acc.Set(i, S::Fma(m, sum, S::Fma(d, S::ToFloat(dots[i]), acc.Get(i))));
+        }
       }
     }
   }
@@ -194,10 +214,13 @@ struct SmallCodes {
   }
 
   static FLOTILLA_INLINE float Scale(const Record& record, int lane) {
+    if constexpr (kZeros) return ScaleAndZero::Scale(record + kScales, lane);
     const float d = HalfToFloat(LoadAs<uint16_t>(Halves(record) + lane * 2));
     return kWindows ? d * static_cast<float>(LoadAs<int8_t>(At(record) + kScales + lane * 2)) : d;
   }
+  // With zeros, the negative of the zero.
   static FLOTILLA_INLINE float Minimum(const Record& record, int lane) {
+    if constexpr (kZeros) return -static_cast<float>(ScaleAndZero::Zero(record + kScales, lane));
     const float m = HalfToFloat(LoadAs<uint16_t>(Halves(record) + kMinimums + lane * 2));
     return kWindows ? m * static_cast<float>(LoadAs<int8_t>(At(record) + kScales + lane * 2 + 1))
                     : m;
@@ -214,6 +237,11 @@ struct SmallCodes {
   template <class S>
   static FLOTILLA_INLINE void Scales(const Record& record, int half, typename S::F& d,
                                      typename S::F& m) {
+    if constexpr (kZeros) {
+      d = ScaleAndZero::Scales<S>(record + kScales, half);
+      m = S::ToFloat(S::ISub(S::IZero(), ScaleAndZero::Zeros<S>(record + kScales, half)));
+      return;
+    }
     d = S::LoadHalf(Halves(record) + half * 32);
     m = S::LoadHalf(Halves(record) + kMinimums + half * 32);
     if constexpr (kWindows) {
@@ -297,8 +325,10 @@ struct SmallCodes {
     const auto packed = S::ILoad(record + half * 256 + z * 64);
     const auto store = [&](typename S::I codes, int n) FLOTILLA_INLINE_LAMBDA {
       float* p = out + (z * 8 + n * 2) * kPanelColumns + half * 16;
-      S::Store(p, S::Fma(d, S::ToFloat(S::IAnd(codes, S::ISet1(0xFFFF))), m));
-      S::Store(p + kPanelColumns, S::Fma(d, S::ToFloat(S::template Shr<16>(codes)), m));
+      const auto even = S::ToFloat(S::IAnd(codes, S::ISet1(0xFFFF)));
+      const auto odd = S::ToFloat(S::template Shr<16>(codes));
+      S::Store(p, kZeros ? S::Mul(d, S::Add(even, m)) : S::Fma(d, even, m));
+      S::Store(p + kPanelColumns, kZeros ? S::Mul(d, S::Add(odd, m)) : S::Fma(d, odd, m));
     };
     store(Operand<S, z, 0>(packed, fifths[0]), 0);
     store(Operand<S, z, 1>(packed, fifths[0]), 1);

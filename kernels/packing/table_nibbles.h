@@ -1,7 +1,7 @@
 // What the kinds of 4-bit places in a table of codes share.
 //
 // A record is the places (NibbleLanes), and then what the scales are made of:
-//   kWindows false  scales [kGroups][32 columns], fp16 or bf16, for each 32 / kGroups of K.
+//   kWindows false  scales [kGroups][32 columns], fp16, bf16 or fp32, for each 32 / kGroups of K.
 //                   weight = d T[q].
 //   kWindows true   the factors f [32 columns][2] int8, of which the second is 0. The window has
 //                   d [32] fp16. weight = d f T[q]; the products are exact.
@@ -24,7 +24,10 @@ template <WeightEncoding::Values kValues, WeightEncoding::Scales kScaleType, int
 struct TableNibbles {
   static_assert(kGroups == 1 || (kGroups == 2 && !kWindows));
   static constexpr int kScales = NibbleLanes::kBytes;  // bytes from a record's begin
-  static constexpr int kRecordBytes = kScales + 64 * kGroups;
+  static constexpr bool kWide = kScaleType == WeightEncoding::Scales::kFp32;
+  static constexpr int kScaleBytes = kWide ? 4 : 2;
+  static constexpr int kGroupBytes = kScaleBytes * kPanelColumns;  // of the scales of a group
+  static constexpr int kRecordBytes = kScales + kGroupBytes * kGroups;
   static constexpr int kSuperBytes = kWindows ? 64 : 0;
   using Record = std::conditional_t<kWindows, SuperRecord, const std::byte*>;
   static constexpr bool kIsPlain = false;
@@ -46,7 +49,12 @@ struct TableNibbles {
       StoreAs(record + kScales + lane * 2, static_cast<uint16_t>(static_cast<uint8_t>(factors[0])));
     } else {
       for (int group = 0; group < kGroups; ++group) {
-        StoreAs(record + kScales + group * 64 + lane * 2, row.scales[k / kGroupK + group]);
+        std::byte* const scale = record + kScales + group * kGroupBytes + lane * kScaleBytes;
+        if constexpr (kWide) {
+          StoreAs(scale, row.wide_scales[k / kGroupK + group]);
+        } else {
+          StoreAs(scale, row.scales[k / kGroupK + group]);
+        }
       }
     }
     uint8_t places[kBlockK];
@@ -126,8 +134,10 @@ struct TableNibbles {
     if constexpr (kWindows) {
       return HalfToFloat(LoadAs<uint16_t>(record.super + lane * 2)) *
              static_cast<float>(LoadAs<int8_t>(record.record + kScales + lane * 2));
+    } else if constexpr (kWide) {
+      return LoadAs<float>(record + kScales + group * kGroupBytes + lane * kScaleBytes);
     } else {
-      const auto bits = LoadAs<uint16_t>(record + kScales + group * 64 + lane * 2);
+      const auto bits = LoadAs<uint16_t>(record + kScales + group * kGroupBytes + lane * 2);
       return kScaleType == WeightEncoding::Scales::kBf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
     }
   }
@@ -139,7 +149,8 @@ struct TableNibbles {
       return S::Mul(S::LoadHalf(record.super + half * 32),
                     S::ToFloat(S::template Sar<16>(S::template Shl<16>(factors))));
     } else {
-      const std::byte* at = record + kScales + group * 64 + half * 32;
+      const std::byte* at = record + kScales + group * kGroupBytes + half * kGroupBytes / 2;
+      if constexpr (kWide) return S::Load(reinterpret_cast<const float*>(at));
       return kScaleType == WeightEncoding::Scales::kBf16 ? S::LoadBf16(at) : S::LoadHalf(at);
     }
   }

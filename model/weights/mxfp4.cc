@@ -13,9 +13,7 @@ extern const WeightFormat kMXFP4Format = {
      .high = 12},
     [](const std::byte* block, int begin, int end, WeightRow& row) {
       for (int k = begin; k < end; k += 32, block += 17) {
-        // The bits of a bf16; 2^-128 and 2^-127 are subnormal.
-        const auto e = std::to_integer<uint32_t>(block[0]);
-        row.scales[k / kScaleGroup] = static_cast<uint16_t>(e < 2 ? 0x20u << e : (e - 1) << 7);
+        row.scales[k / kScaleGroup] = Mxfp4Scale(std::to_integer<uint32_t>(block[0]));
         ReadTableNibbles(block + 1, 16, kFp4Values, row.codes + k);
       }
     }};

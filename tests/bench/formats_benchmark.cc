@@ -34,7 +34,7 @@ constexpr int kManyRows = 64;
 // Products of many rows in a round: their weights count little.
 constexpr int kManyProducts = 8;
 
-struct Format {
+struct Timed {
   std::string name;
   std::vector<PackedMatrix> matrices;
   std::vector<double> one, many;  // seconds per product, of each round
@@ -103,15 +103,14 @@ double Median(std::vector<double> values) {
 
 int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>& names) {
   testing::Random random(1);
-  std::vector<Format> formats;
-  for (const model::GgmlType type : AllFormats()) {
-    const std::string name(model::GgmlTypeName(type));
+  std::vector<Timed> formats;
+  for (const auto& [name, encoding] : AllFormats()) {
     const bool wanted = std::find(names.begin(), names.end(), name) != names.end();
-    if (!names.empty() && !wanted && type != model::GgmlType::kQ8_0) continue;
-    Format& format = formats.emplace_back();
+    if (!names.empty() && !wanted && name != "Q8_0") continue;
+    Timed& format = formats.emplace_back();
     format.name = name;
     for (int64_t bytes = 0; bytes < kLeastBytes; bytes += format.matrices.back().bytes()) {
-      format.matrices.push_back(Random(random, model::EncodingOf(type)));
+      format.matrices.push_back(Random(random, encoding));
     }
     std::fprintf(stderr, "packed %s: %zu matrices\n", name.c_str(), format.matrices.size());
   }
@@ -119,7 +118,7 @@ int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>&
   const std::vector<float> x = random.Floats(size_t{kManyRows} * kSize);
   QuantizedBuffer quantized = Quantize(ops, x, kManyRows, formats[0].matrices[0].view());
   std::vector<float> out(size_t{kManyRows} * kSize);
-  const auto seconds = [&](const Format& format, int rows, size_t products) {
+  const auto seconds = [&](const Timed& format, int rows, size_t products) {
     const auto begin = std::chrono::steady_clock::now();
     for (size_t i = 0; i < products; ++i) {
       const MatrixView matrix = format.matrices[i % format.matrices.size()].view();
@@ -148,18 +147,18 @@ int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>&
     return took.count() / static_cast<double>(products);
   };
   for (int round = 0; round < rounds; ++round) {
-    for (Format& format : formats) {
+    for (Timed& format : formats) {
       format.one.push_back(seconds(format, 1, format.matrices.size()));
       format.many.push_back(seconds(format, kManyRows, kManyProducts));
     }
   }
   const auto base = std::find_if(formats.begin(), formats.end(),
-                                 [](const Format& format) { return format.name == "Q8_0"; });
+                                 [](const Timed& format) { return format.name == "Q8_0"; });
   std::printf(
       "| format | bits per weight | 1 row, GB/s | times Q8_0 | %d rows, GOP/s | times Q8_0 |\n",
       kManyRows);
   std::printf("|---|---|---|---|---|---|\n");
-  for (const Format& format : formats) {
+  for (const Timed& format : formats) {
     const auto bytes = static_cast<double>(format.matrices.front().bytes());
     const double weights = double{kSize} * kSize;
     std::printf("| `%s` | %.2f | %.1f | %.2f | %.0f | %.2f |\n", format.name.c_str(),

@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
 #include "common/types/text.h"
 #include "common/types/weight_panel.h"
 #include "kernels/ops.h"
@@ -88,6 +87,19 @@ struct RandomWeights {
   std::vector<WeightRow> rows;
 
  private:
+  int8_t RandomCode(testing::Random& random) const {
+    switch (encoding.values) {
+      case WeightEncoding::Values::kAll:
+        return static_cast<int8_t>(random.Int(encoding.low, encoding.high));
+      case WeightEncoding::Values::kNf4:
+        return static_cast<int8_t>(random.Int(0, 15));
+      case WeightEncoding::Values::kFp8:  // a number of either sign
+        return static_cast<int8_t>(random.Int(0, 0x7E) | random.Int(0, 1) << 7);
+      default:
+        return ValuesOf(encoding.values)[random.Int(0, 15)];
+    }
+  }
+
   void Fill(testing::Random& random, WeightRow& row) const {
     std::memset(&row, 0, sizeof row);
     const auto put = [&](int i, auto number) {
@@ -105,15 +117,18 @@ struct RandomWeights {
           put(i, FloatToBf16(random.Unit()));
           break;
         case WeightEncoding::Numbers::kCodes:
-          row.codes[i] = encoding.values == WeightEncoding::Values::kAll
-                             ? static_cast<int8_t>(random.Int(encoding.low, encoding.high))
-                             : ValuesOf(encoding.values)[random.Int(0, 15)];
+          row.codes[i] = RandomCode(random);
           break;
       }
     }
     for (uint16_t& scale : row.scales) {
       scale = encoding.scales == WeightEncoding::Scales::kBf16 ? FloatToBf16(random.Unit())
                                                                : RandomHalf(random);
+    }
+    for (float& scale : row.wide_scales) scale = random.Unit();
+    // The least zeros are those of codes that have none below, and the largest are one above all.
+    for (int16_t& zero : row.zeros) {
+      zero = static_cast<int16_t>(random.Int(encoding.low, encoding.high + 1));
     }
     for (uint16_t& minimum : row.minimums) minimum = RandomHalf(random);
     for (int8_t& factor : row.factors) factor = static_cast<int8_t>(random.Int(-128, 127));
@@ -141,8 +156,8 @@ struct RandomWeights {
   }
 };
 
-// Every format that can be decoded. Each packed kind has the encoding of one of them.
-inline std::vector<model::GgmlType> AllFormats() {
+// Every type of a GGUF file that can be decoded.
+inline std::vector<model::GgmlType> AllTypes() {
   std::vector<model::GgmlType> types;
   for (uint32_t id = 0; id < 256; ++id) {
     const auto type = static_cast<model::GgmlType>(id);
@@ -151,8 +166,55 @@ inline std::vector<model::GgmlType> AllFormats() {
   return types;
 }
 
-inline std::string Name(model::GgmlType format) {
-  return absl::AsciiStrToLower(ToAbsl(model::GgmlTypeName(format)));
+struct Format {
+  std::string name;
+  WeightEncoding encoding;
+};
+
+// The formats whose encodings tests take: those of GGUF files, and those of quantised Hugging Face
+// folders. Each packed kind has the encoding of one of them.
+inline std::vector<Format> AllFormats() {
+  using Values = WeightEncoding::Values;
+  using Scales = WeightEncoding::Scales;
+  constexpr auto kCodes = WeightEncoding::Numbers::kCodes;
+  std::vector<Format> all;
+  for (const model::GgmlType type : AllTypes()) {
+    all.push_back({std::string(model::GgmlTypeName(type)), model::EncodingOf(type)});
+  }
+  const auto add = [&](std::string name, const WeightEncoding& encoding) {
+    all.push_back({std::move(name), encoding});
+  };
+  for (const auto& [suffix, scales] :
+       {std::pair{"_fp16", Scales::kFp16}, {"_bf16", Scales::kBf16}}) {
+    add(Cat("int4_zero", suffix),
+        {.numbers = kCodes, .scales = scales, .low = 0, .high = 15, .has_zeros = true});
+    add(Cat("int8_zero", suffix),
+        {.numbers = kCodes, .scales = scales, .low = -128, .high = 127, .has_zeros = true});
+  }
+  add("int4_bf16", {.numbers = kCodes, .scales = Scales::kBf16, .low = -8, .high = 7});
+  add("int8_bf16", {.numbers = kCodes, .scales = Scales::kBf16, .low = -128, .high = 127});
+  add("int8_fp32", {.numbers = kCodes, .scales = Scales::kFp32, .low = -128, .high = 127});
+  add("nvfp4_fp32", {.numbers = kCodes,
+                     .values = Values::kFp4,
+                     .scales = Scales::kFp32,
+                     .scale_group = kFactorGroup,
+                     .low = -12,
+                     .high = 12});
+  add("nf4", {.numbers = kCodes, .values = Values::kNf4, .scales = Scales::kFp32});
+  add("fp8", {.numbers = kCodes,
+              .values = Values::kFp8,
+              .scales = Scales::kFp32,
+              .scale_group = kLongGroup});
+  return all;
+}
+
+// The format of that name, which there is.
+inline Format FormatNamed(std::string_view name) {
+  for (const Format& format : AllFormats()) {
+    if (format.name == name) return format;
+  }
+  ADD_FAILURE() << "no format is " << name;
+  return {};
 }
 
 // Returns `count` ascending multiples of 32, or as many as fit. The last one is k.

@@ -11,18 +11,16 @@ namespace {
 class MatMulTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(MatMulTest);
 
-using model::GgmlType;
-
 // A random product, and the weights from which its matrix was made.
 struct Problem {
-  explicit Problem(uint64_t seed, GgmlType weight_format)
+  explicit Problem(uint64_t seed, Format weight_format)
       : random(seed),
-        format(weight_format),
+        format(std::move(weight_format)),
         rows(random.Int(1, 64)),
         columns(random.Int(1, 100)),
         k(random.Int(1, 48) * kBlockK),
         splits(RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9))),
-        weights(random, model::EncodingOf(format), columns, k),
+        weights(random, format.encoding, columns, k),
         matrix(Pack(weights, splits)),
         x(random.Floats(static_cast<size_t>(rows) * k, 3.0f)),
         stride(columns + random.Int(0, 5)),
@@ -30,12 +28,12 @@ struct Problem {
         accumulate(random.Int(0, 1) == 1) {}
 
   std::string Describe() const {
-    return absl::StrCat(Name(format), " rows ", rows, " columns ", columns, " k ", k, " splits ",
+    return absl::StrCat(format.name, " rows ", rows, " columns ", columns, " k ", k, " splits ",
                         splits.size(), accumulate ? " accumulate" : "");
   }
 
   testing::Random random;
-  GgmlType format;
+  Format format;
   int rows, columns, k;
   std::vector<int32_t> splits;
   RandomWeights weights;
@@ -72,7 +70,7 @@ std::vector<float> RunF32(const Ops& ops, const Problem& p) {
 }
 
 TEST_P(MatMulTest, SameBitsAsReference) {
-  for (const GgmlType format : AllFormats()) {
+  for (const Format& format : AllFormats()) {
     for (uint64_t seed = 1; seed <= 12; ++seed) {
       Problem p(seed, format);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
@@ -85,7 +83,7 @@ TEST_P(MatMulTest, SameBitsAsReference) {
 }
 
 TEST_P(MatMulTest, NearDoublePrecision) {
-  for (const GgmlType format : AllFormats()) {
+  for (const Format& format : AllFormats()) {
     Problem p(77, format);
     SCOPED_TRACE(p.Describe());
     const std::vector<float> f32 = RunF32(ops(), p);
@@ -113,7 +111,7 @@ TEST_P(MatMulTest, NearDoublePrecision) {
 }
 
 TEST_P(MatMulTest, EveryKindGivesTheBitsOfItsFp32Copy) {
-  for (const GgmlType format : AllFormats()) {
+  for (const Format& format : AllFormats()) {
     for (uint64_t seed = 1; seed <= 6; ++seed) {
       Problem p(seed, format);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
@@ -126,7 +124,7 @@ TEST_P(MatMulTest, EveryKindGivesTheBitsOfItsFp32Copy) {
 
 // The largest codes, factors and activations: no integer overflows.
 TEST_P(MatMulTest, LargestProducts) {
-  for (const GgmlType format : AllFormats()) {
+  for (const Format& format : AllFormats()) {
     Problem p(2, format);
     if (!p.matrix.quantized()) continue;
     SCOPED_TRACE(p.Describe());
@@ -137,8 +135,12 @@ TEST_P(MatMulTest, LargestProducts) {
       std::fill(std::begin(row.factors), std::end(row.factors), factor);
       std::fill(std::begin(row.scales), std::end(row.scales), 0x3C00);  // 1
     }
-    if (p.weights.encoding.low == 0) {
-      for (WeightRow& row : p.weights.rows) std::memset(row.codes, p.weights.encoding.high, 256);
+    for (WeightRow& row : p.weights.rows) {
+      if (p.weights.encoding.has_zeros) {
+        std::fill(std::begin(row.zeros), std::end(row.zeros), p.weights.encoding.high + 1);
+      } else if (p.weights.encoding.low == 0) {
+        std::memset(row.codes, p.weights.encoding.high, 256);
+      }
     }
     p.matrix = Pack(p.weights, p.splits);
     std::fill(p.x.begin(), p.x.end(), 1.0f);
@@ -156,7 +158,7 @@ TEST_P(MatMulTest, LargestProducts) {
 }
 
 TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
-  for (const GgmlType format : AllFormats()) {
+  for (const Format& format : AllFormats()) {
     Problem p(5, format);
     p.accumulate = false;
     const std::vector<float> batch = RunF32(ops(), p);
@@ -180,8 +182,8 @@ TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
 
 TEST_P(MatMulTest, WritesOnlyItsPanels) {
   uint64_t seed = 10;
-  while (Problem(seed, GgmlType::kQ4_1).matrix.view().panels() <= 2) ++seed;
-  Problem p(seed, GgmlType::kQ4_1);
+  while (Problem(seed, FormatNamed("Q4_1")).matrix.view().panels() <= 2) ++seed;
+  Problem p(seed, FormatNamed("Q4_1"));
   p.accumulate = false;
   const std::vector<float> whole = RunF32(ops(), p);
   std::vector<float> parts = p.out;
@@ -210,7 +212,7 @@ TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
   testing::Random random(3);
   const int k = 256;
   const int columns = 40;
-  const RandomWeights weights(random, model::EncodingOf(GgmlType::kQ4_1), columns, k);
+  const RandomWeights weights(random, model::EncodingOf(model::GgmlType::kQ4_1), columns, k);
   const std::vector<float> x = random.Floats(k);
   const auto product = [&](int begin, int end) {
     std::vector<int32_t> splits;
@@ -238,7 +240,7 @@ TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
 TEST_P(MatMulTest, QuantizesLikeTheReference) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Problem p(seed, GgmlType::kQ4_1);
+    Problem p(seed, FormatNamed("Q4_1"));
     // The rows have numbers of all sizes, from far below one step to near the largest.
     for (int row = 0; row < p.rows; ++row) {
       const float scale = std::ldexp(1.0f, p.random.Int(-120, 120));
@@ -264,7 +266,7 @@ TEST_P(MatMulTest, QuantizationOfEdgeRows) {
   x[4 * 32] = std::numeric_limits<float>::denorm_min();
   x[5 * 32 + 16] = 32767.0f;
   x[5 * 32 + 17] = -16383.0f;
-  const auto matrix = PackedMatrix::Create(model::EncodingOf(GgmlType::kQ8_0), 1, 32);
+  const auto matrix = PackedMatrix::Create(model::EncodingOf(model::GgmlType::kQ8_0), 1, 32);
   QuantizedBuffer q = Quantize(ops(), x, 6, matrix->view());
   EXPECT_EQ(q.scales[0], 0.0f);
   EXPECT_EQ(q.scales[1], 2.0f / 32767.0f);

@@ -28,34 +28,41 @@ constexpr int Count(KindList<All...>) {
 
 TEST(PackedMatrixTest, EveryKindPacksAFormat) {
   std::set<int> kinds;
-  for (const GgmlType format : AllFormats()) {
-    const auto kind = KindFor(model::EncodingOf(format));
-    ASSERT_TRUE(kind.ok()) << Name(format) << ": " << kind.status();
+  for (const Format& format : AllFormats()) {
+    const auto kind = KindFor(format.encoding);
+    ASSERT_TRUE(kind.ok()) << format.name << ": " << kind.status();
     kinds.insert(static_cast<int>(*kind));
   }
   EXPECT_EQ(kinds.size(), Count(Kinds{}));
 }
 
 TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
-  const auto bits = [](GgmlType format) {
-    const auto matrix = PackedMatrix::Create(model::EncodingOf(format), 64, 256);
+  const auto bits = [](std::string_view format) {
+    const auto matrix = PackedMatrix::Create(FormatNamed(format).encoding, 64, 256);
     EXPECT_TRUE(matrix.ok()) << matrix.status();
     return 8.0 * matrix->bytes() / (64 * 256);
   };
-  EXPECT_EQ(bits(GgmlType::kF32), 32);
-  EXPECT_EQ(bits(GgmlType::kF16), 16);
-  EXPECT_EQ(bits(GgmlType::kBF16), 16);
-  EXPECT_EQ(bits(GgmlType::kQ4_0), 5);
-  EXPECT_EQ(bits(GgmlType::kQ4_1), 5);
-  EXPECT_EQ(bits(GgmlType::kQ6_K), 7);
-  EXPECT_EQ(bits(GgmlType::kQ8_0), 8.5);
+  EXPECT_EQ(bits("F32"), 32);
+  EXPECT_EQ(bits("F16"), 16);
+  EXPECT_EQ(bits("BF16"), 16);
+  EXPECT_EQ(bits("Q4_0"), 5);
+  EXPECT_EQ(bits("Q4_1"), 5);
+  EXPECT_EQ(bits("Q6_K"), 7);
+  EXPECT_EQ(bits("Q8_0"), 8.5);
+  EXPECT_EQ(bits("int4_bf16"), 5);
+  EXPECT_EQ(bits("int4_zero_fp16"), 5);
+  EXPECT_EQ(bits("int8_fp32"), 9);
+  EXPECT_EQ(bits("int8_zero_bf16"), 9);
+  EXPECT_EQ(bits("nvfp4_fp32"), 6);
+  EXPECT_EQ(bits("nf4"), 5);
+  EXPECT_EQ(bits("fp8"), 8.25);
 }
 
 TEST(PackedMatrixTest, DequantizesExactlyAsTheEncodingSays) {
   testing::Random random(11);
-  for (const GgmlType format : AllFormats()) {
-    SCOPED_TRACE(Name(format));
-    const RandomWeights weights(random, model::EncodingOf(format), 37, 288);
+  for (const Format& format : AllFormats()) {
+    SCOPED_TRACE(format.name);
+    const RandomWeights weights(random, format.encoding, 37, 288);
     const PackedMatrix matrix = Pack(weights);
     std::vector<float> column(weights.k);
     for (int c = 0; c < weights.columns; ++c) {
@@ -68,9 +75,9 @@ TEST(PackedMatrixTest, DequantizesExactlyAsTheEncodingSays) {
 }
 
 // From blocks of a file to a column of the matrix.
-TEST(PackedMatrixTest, KeepsTheWeightsOfEveryFormat) {
-  for (const GgmlType format : AllFormats()) {
-    SCOPED_TRACE(Name(format));
+TEST(PackedMatrixTest, KeepsTheWeightsOfEveryType) {
+  for (const GgmlType format : AllTypes()) {
+    SCOPED_TRACE(model::GgmlTypeName(format));
     const testing::WeightCase expected = testing::ReadWeightCase(format);
     const model::Tensor tensor = expected.Matrix(format, 256);
     // The second half of the rows, too: a shard may begin inside a block.
@@ -110,7 +117,7 @@ TEST(PackedMatrixTest, TheFormatsPageStatesTheBits) {
     if (text.back() == '.') text.pop_back();
     return text;
   };
-  for (const GgmlType format : AllFormats()) {
+  for (const GgmlType format : AllTypes()) {
     const std::string name(model::GgmlTypeName(format));
     const model::GgmlTypeInfo& info = *model::FindGgmlType(static_cast<uint32_t>(format));
     const auto matrix = PackedMatrix::Create(model::EncodingOf(format), kColumns, kDepth);
@@ -123,7 +130,7 @@ TEST(PackedMatrixTest, TheFormatsPageStatesTheBits) {
               bits(8.0 * static_cast<double>(matrix->bytes()) / (kColumns * kDepth)))
         << name;
   }
-  EXPECT_EQ(stated.size(), AllFormats().size());
+  EXPECT_EQ(stated.size(), AllTypes().size());
 }
 
 TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
@@ -144,11 +151,68 @@ TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
   }
 }
 
+// A scale and a zero share a word: every scale of 16 bits is exact beside every zero.
+TEST(PackedMatrixTest, EveryScaleIsExactBesideAZero) {
+  testing::Random random(1);
+  for (const std::string_view name :
+       {"int4_zero_fp16", "int4_zero_bf16", "int4_bf16", "int8_zero_fp16", "int8_zero_bf16"}) {
+    RandomWeights weights(random, FormatNamed(name).encoding, 1, 32);
+    for (int half = 0; half < 0x10000; ++half) {
+      weights.rows[0].scales[0] = static_cast<uint16_t>(half);
+      weights.rows[0].zeros[0] =
+          static_cast<int16_t>(random.Int(weights.encoding.low, weights.encoding.high + 1));
+      const double weight = weights.At(0, 0);
+      if (!std::isfinite(weight)) continue;  // such scales are refused before
+      const PackedMatrix matrix = Pack(weights);
+      float column[32];
+      matrix.DequantizeColumn(0, column);
+      ASSERT_EQ(column[0], static_cast<float>(weight)) << name << " " << half;
+    }
+  }
+  for (const std::string_view name : {"int4_zero_fp16", "int8_zero_fp16"}) {
+    RandomWeights weights(random, FormatNamed(name).encoding, 1, 32);
+    for (const int past : {weights.encoding.low - 1, weights.encoding.high + 2}) {
+      weights.rows[0].zeros[0] = static_cast<int16_t>(past);
+      auto matrix = PackedMatrix::Create(weights.encoding, 1, 32);
+      ASSERT_TRUE(matrix.ok());
+      EXPECT_FALSE(weights.PackInto(*matrix, 0, 32).ok()) << name << " " << past;
+    }
+  }
+}
+
+// Windows are those of the file's rows, wherever a matrix has their blocks.
+TEST(PackedMatrixTest, WindowsAreThoseOfTheFile) {
+  testing::Random random(3);
+  for (const std::string_view name : {"Q4_K", "Q6_K", "IQ4_XS", "fp8"}) {
+    const RandomWeights weights(random, FormatNamed(name).encoding, 3, 512);
+    const std::vector<int32_t> file_blocks = {3, 4, 5, 11, 0};
+    auto matrix = PackedMatrix::Create(weights.encoding, 3, 160, {}, file_blocks);
+    ASSERT_TRUE(matrix.ok()) << matrix.status();
+    for (int b = 0; b < 5; ++b) {
+      auto panel = std::make_unique<WeightPanel>();
+      panel->encoding = weights.encoding;
+      panel->outputs = 3;
+      panel->begin = file_blocks[b] * kBlockK % kPanelWindow;
+      panel->end = panel->begin + kBlockK;
+      for (int c = 0; c < 3; ++c) panel->rows[c] = weights.row(c, file_blocks[b] * kBlockK);
+      ASSERT_TRUE(matrix->PackPanel(*panel, 0, b * kBlockK).ok());
+    }
+    float column[160];
+    for (int c = 0; c < 3; ++c) {
+      matrix->DequantizeColumn(c, column);
+      for (int i = 0; i < 160; ++i) {
+        const int k = file_blocks[i / kBlockK] * kBlockK + i % kBlockK;
+        ASSERT_EQ(column[i], static_cast<float>(weights.At(c, k))) << name << " " << c << " " << i;
+      }
+    }
+  }
+}
+
 TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
   testing::Random random(12);
-  for (const GgmlType format : AllFormats()) {
-    SCOPED_TRACE(Name(format));
-    const RandomWeights weights(random, model::EncodingOf(format), 100, 320);
+  for (const Format& format : AllFormats()) {
+    SCOPED_TRACE(format.name);
+    const RandomWeights weights(random, format.encoding, 100, 320);
     const PackedMatrix whole = Pack(weights);
     auto pieces = PackedMatrix::Create(weights.encoding, weights.columns, weights.k);
     ASSERT_TRUE(pieces.ok());

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/rope_table.h"
 #include "model/rope_frequencies.h"
@@ -54,8 +55,9 @@ Workload MatMul(model::GgmlType format, bool integer, int rows, int columns, int
       }
     };
   };
-  return {absl::StrCat(integer ? "matmul_i16/" : "matmul_f32/", Name(format), "/rows:", rows, "/",
-                       columns, "x", k),
+  return {absl::StrCat(integer ? "matmul_i16/" : "matmul_f32/",
+                       absl::AsciiStrToLower(ToAbsl(model::GgmlTypeName(format))), "/rows:", rows,
+                       "/", columns, "x", k),
           2.0 * rows * columns * k, BitsPerWeight(format) / 8 * panels * kPanelColumns * k, make};
 }
 

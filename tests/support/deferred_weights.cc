@@ -70,13 +70,13 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     place.at = ends.empty() ? 0 : ends.back();
     ends.push_back(place.at + place.width);
   }
-  std::vector<std::int32_t> windows;
+  std::vector<std::int32_t> file_blocks;
   for (const worker::SplitPlace& place : places) {
     for (std::int32_t at = 0; at < place.width; at += kernels::kBlockK) {
-      windows.push_back((place.first() + at) / kPanelWindow);
+      file_blocks.push_back((place.first() + at) / kernels::kBlockK);
     }
   }
-  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends, windows);
+  auto matrix = kernels::PackedMatrix::Create(encoding, columns, ends.back(), ends, file_blocks);
   if (!matrix.ok()) return matrix.status();
   Weights weights;
   weights.parts_ = std::move(parts);

@@ -61,9 +61,16 @@ inline double WeightOf(const WeightEncoding& encoding, const WeightRow& row, int
     case WeightEncoding::Numbers::kCodes:
       break;
   }
-  const uint16_t scale = row.scales[k / encoding.scale_group];
-  double weight = row.codes[k];
-  weight *= encoding.scales == WeightEncoding::Scales::kBf16
+  const int group = k / encoding.scale_group;
+  const uint16_t scale = row.scales[group];
+  double weight = row.codes[k] - (encoding.has_zeros ? row.zeros[k / kScaleGroup] : 0);
+  if (encoding.values == WeightEncoding::Values::kFp8) {
+    weight = Fp8ToFloat(static_cast<uint8_t>(row.codes[k]));
+  } else if (encoding.values == WeightEncoding::Values::kNf4) {
+    weight = kNf4Values[row.codes[k]];
+  }
+  weight *= encoding.scales == WeightEncoding::Scales::kFp32 ? row.wide_scales[group]
+            : encoding.scales == WeightEncoding::Scales::kBf16
                 ? std::bit_cast<float>(uint32_t{scale} << 16)
                 : model::HalfToFloat(scale);
   if (encoding.has_factors) weight *= row.factors[k / kFactorGroup];

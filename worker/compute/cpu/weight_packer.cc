@@ -36,15 +36,15 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
     columns += part.count();
     if (model::EncodingOf(*part.tensor) != encoding) encoding = {};
   }
-  // What no segment has is zero, in whatever window.
-  std::vector<int32_t> windows(k / kernels::kBlockK);
+  // What no segment has is zero, wherever it is.
+  std::vector<int32_t> file_blocks(k / kernels::kBlockK);
   for (const Segment& segment : segments) {
     for (int64_t at = 0; at < segment.count; at += kernels::kBlockK) {
-      windows[(segment.at + at) / kernels::kBlockK] =
-          static_cast<int32_t>((segment.first + at) / kPanelWindow);
+      file_blocks[(segment.at + at) / kernels::kBlockK] =
+          static_cast<int32_t>((segment.first + at) / kernels::kBlockK);
     }
   }
-  auto created = PackedMatrix::Create(encoding, columns, k, split_ends, windows);
+  auto created = PackedMatrix::Create(encoding, columns, k, split_ends, file_blocks);
   if (!created.ok()) return created.status();
   PackedMatrix& matrix = matrices_.emplace_back(*std::move(created));
   bytes_ += matrix.bytes();
