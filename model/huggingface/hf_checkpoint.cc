@@ -108,7 +108,7 @@ class Folder {
 
 class HfCheckpoint final : public Checkpoint {
  public:
-  // `text` is that of config.json.
+  // `text` is that of the files that `config` is made of.
   HfCheckpoint(std::string path, Json config, std::string title, std::string_view text)
       : path_(std::move(path)), configuration_(std::move(config), std::move(title)) {
     Hash(text);
@@ -229,12 +229,11 @@ class HfCheckpoint final : public Checkpoint {
 
   // Makes the tensors of a quantised folder into those of the model.
   absl::Status JoinTensors() {
-    const auto& method = configuration_.quantization();
+    const auto& quantization = configuration_.quantization();
     // A folder that cannot be served can be looked at.
-    if (!method.ok() || *method == nullptr) return absl::OkStatus();
-    if (absl::Status status = (*method)->join(configuration_.all(), content_); !status.ok()) {
-      return InFile(path_, status);
-    }
+    if (!quantization.ok() || quantization->method == nullptr) return absl::OkStatus();
+    const absl::Status status = quantization->method->join(*quantization->settings, content_);
+    if (!status.ok()) return InFile(path_, status);
     by_name_.clear();
     for (const Tensor& tensor : content_.tensors) {
       if (by_name_.emplace(tensor.name, static_cast<uint32_t>(by_name_.size())).second) continue;
@@ -397,14 +396,29 @@ class HfCheckpoint final : public Checkpoint {
   absl::Status tokenizer_status_;
 };
 
+// Adds what AutoGPTQ and AutoAWQ wrote beside config.json, before it had a place for it.
+absl::Status AddQuantizeConfig(const Folder& folder, std::string& text, Json& config) {
+  constexpr char kFile[] = "quantize_config.json", kKey[] = "quantization_config";
+  if (Member(&config, kKey) != nullptr || !folder.Has(kFile)) return absl::OkStatus();
+  const auto more = folder.Read(kFile, kConfigBounds.bytes);
+  if (!more.ok()) return more.status();
+  auto settings = ParseJsonObject(*more, folder.PathOf(kFile), kConfigBounds);
+  if (!settings.ok()) return settings.status();
+  text += *more;
+  if (Member(&*settings, "quant_method") == nullptr) (*settings)["quant_method"] = "gptq";
+  config[kKey] = *std::move(settings);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenHuggingFace(const std::string& path) {
   const Folder folder(path);
-  const auto text = folder.Read("config.json", kConfigBounds.bytes);
+  auto text = folder.Read("config.json", kConfigBounds.bytes);
   if (!text.ok()) return text.status();
   auto config = ParseJsonObject(*text, folder.PathOf("config.json"), kConfigBounds);
   if (!config.ok()) return config.status();
+  if (absl::Status status = AddQuantizeConfig(folder, *text, *config); !status.ok()) return status;
   const auto normal = std::filesystem::path(path).lexically_normal();
   const auto last = normal.has_filename() ? normal : normal.parent_path();
   std::string title = last.filename().string();

@@ -37,8 +37,8 @@ class HfConfiguration final : public Configuration {
 
   // Everything, for people.
   const Json& all() const { return config_; }
-  // How the folder's weights are quantised; null: they are not. architecture() gives its errors.
-  const absl::StatusOr<const QuantizationMethod*>& quantization() const { return quantization_; }
+  // How the folder's weights are quantised. architecture() gives its errors.
+  const absl::StatusOr<Quantization>& quantization() const { return quantization_; }
   // Whether the text model is a part of a model for several kinds of input.
   bool is_part() const { return text_ != &config_; }
 
@@ -53,7 +53,7 @@ class HfConfiguration final : public Configuration {
 
   const Json config_;
   const std::string title_;
-  const absl::StatusOr<const QuantizationMethod*> quantization_;
+  const absl::StatusOr<Quantization> quantization_;
   const Json* text_;       // the object that describes the text model
   std::string_view type_;  // its model_type; empty: the file does not say it
   Json defaults_;          // ClassDefaults of the type

@@ -41,9 +41,11 @@ std::optional<GgmlType> TypeNamed(std::string_view dtype) {
       {"I16", GgmlType::kI16},
       {"I32", GgmlType::kI32},
       {"I64", GgmlType::kI64},
-      // Masks, which no model takes. No number of one byte can be decoded.
-      {"U8", GgmlType::kI8},
-      {"BOOL", GgmlType::kI8}};
+      {"U8", GgmlType::kU8},
+      {"F8_E4M3", GgmlType::kF8_E4M3},
+      {"F8_E8M0", GgmlType::kF8_E8M0},
+      // Masks, which no model takes.
+      {"BOOL", GgmlType::kU8}};
   const auto found =
       std::ranges::find(kTypes, dtype, &std::pair<std::string_view, GgmlType>::first);
   return found == std::end(kTypes) ? std::nullopt : std::optional(found->second);
@@ -206,7 +208,7 @@ class SafetensorsFile::Reader {
                     .dims = {1, 1, 1, 1},
                     .type = *entry.type,
                     .data = {}};
-      uint64_t size = FindGgmlType(static_cast<uint32_t>(tensor.type))->block_bytes;
+      uint64_t size = InfoOf(tensor.type).block_bytes;
       for (size_t i = 0; i < entry.shape.size(); ++i) {
         tensor.dims[i] = entry.shape[entry.shape.size() - 1 - i];
         if (__builtin_mul_overflow(size, tensor.dims[i], &size)) size = UINT64_MAX;

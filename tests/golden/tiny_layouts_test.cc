@@ -16,6 +16,7 @@
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
 #include "tests/support/hf_folder.h"
+#include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_case.h"
 #include "tests/support/tiny_gguf.h"
@@ -260,6 +261,23 @@ TEST(TinyLayouts, ExpertsMayBeThoseOfAQuantisedFolder) {
   ASSERT_TRUE(file.ok()) << file.status();
   ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/gpt_oss").ids));
 }
+
+class QuantisedLayoutsTest : public ::testing::TestWithParam<QuantisedLayers> {};
+
+// Dense models and experts, whose shards end inside groups.
+TEST_P(QuantisedLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
+  for (const char* const from : {"tests/data/tiny/llama", "tests/data/tiny/mixtral"}) {
+    SCOPED_TRACE(from);
+    const ScratchDirectory folder;
+    WriteQuantisedFolder(from, GetParam(), /*seed=*/3, folder.path());
+    auto file = model::OpenCheckpoint(folder.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/llama").ids));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, QuantisedLayoutsTest, ::testing::ValuesIn(AllQuantisedLayers()),
+                         [](const auto& info) { return info.param.name; });
 
 // Experts with integer products: three splits, of which the last is short.
 TEST(TinyLayouts, ExpertsMayBeQuantised) { ExpectTheSameBitsOf({.ffn = 160, .experts = 5}); }

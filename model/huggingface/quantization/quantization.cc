@@ -8,22 +8,27 @@
 namespace flotilla::model {
 
 // The rows: each is a file of this folder.
-extern const QuantizationMethod kMxfp4Method;
+extern const QuantizationMethod kAwqMethod, kBitsAndBytesMethod, kCompressedTensorsMethod,
+    kFp8Method, kGptqMethod, kMxfp4Method;
 
-absl::StatusOr<const QuantizationMethod*> FindQuantization(const Json& config) {
-  static constexpr const QuantizationMethod* kAll[] = {&kMxfp4Method};
-  const Json* const quantization = Member(&config, "quantization_config");
-  if (quantization == nullptr) return nullptr;
-  const Json* const method = Member(quantization, "quant_method");
+absl::StatusOr<Quantization> FindQuantization(const Json& config) {
+  static constexpr const QuantizationMethod* kAll[] = {
+      &kAwqMethod, &kBitsAndBytesMethod, &kCompressedTensorsMethod,
+      &kFp8Method, &kGptqMethod,         &kMxfp4Method};
+  constexpr std::string_view kKey = "quantization_config";
+  const Json* settings = Member(&config, kKey);
+  if (settings == nullptr) settings = Member(Member(&config, "text_config"), kKey);
+  if (settings == nullptr) return Quantization{};
+  const Json* const method = Member(settings, "quant_method");
   if (method == nullptr || !method->is_string()) {
-    return InvalidArgument("config.json: quantization_config has no quant_method");
+    return InvalidArgument("quantization_config has no quant_method");
   }
   const std::string name = method->get<std::string>();
   const auto* const found = std::ranges::find(kAll, name, &QuantizationMethod::name);
-  if (found != std::end(kAll)) return *found;
+  if (found != std::end(kAll)) return Quantization{*found, settings};
   std::string known;
   for (const QuantizationMethod* each : kAll) known += Cat(known.empty() ? "" : ", ", each->name);
-  return Unimplemented("config.json: quantization_config: quant_method = '",
+  return Unimplemented("quantization_config: quant_method = '",
                        absl::CHexEscape(ToAbsl(std::string_view(name).substr(0, 40))),
                        "' is not supported; supported: ", known,
                        "; a GGUF file of the model may be quantised in other ways");

@@ -26,14 +26,20 @@ struct FolderTensors {
 
 struct QuantizationMethod {
   std::string_view name;  // `quant_method`
-  // Puts composites in the place of the tensors that they are made of. INVALID_ARGUMENT names the
-  // tensor or the key that is wrong.
-  absl::Status (*join)(const Json& config, FolderTensors& tensors);
+  // Puts composites in the place of the tensors that they are made of. `settings` is the object
+  // quantization_config. INVALID_ARGUMENT names the tensor or the key that is wrong.
+  absl::Status (*join)(const Json& settings, FolderTensors& tensors);
 };
 
-// The method that `config`, the object of config.json, names; null if it has no
-// quantization_config. INVALID_ARGUMENT or UNIMPLEMENTED: it names none that is known.
-absl::StatusOr<const QuantizationMethod*> FindQuantization(const Json& config);
+// How a folder is quantised.
+struct Quantization {
+  const QuantizationMethod* method = nullptr;  // null: it is not
+  const Json* settings = nullptr;              // a part of the object that it was found in
+};
+
+// Finds quantization_config in `config`, the object of config.json, or in its text_config.
+// INVALID_ARGUMENT or UNIMPLEMENTED: it names no method that is known.
+absl::StatusOr<Quantization> FindQuantization(const Json& config);
 
 // The shape as Hugging Face writes it, e.g. "[4, 320, 2, 16]".
 std::string HfShape(const Tensor& tensor);

@@ -18,7 +18,7 @@ script asserts that ours are within one unit in the last place of them, in their
 
 A scale is per row and group of inputs, except that fp8 blocks have a grid of scales, that tensors
 with one scale have one, and that bitsandbytes has a scale per block of the flattened matrix. NVFP4
-has fp32(scale) / fp32(global scale). A bitsandbytes scale of int8 is fp32(SCB / 127).
+has fp32(scale) / fp32(global scale). Of FP4's two zeros both are 0. A bitsandbytes scale of int8 is fp32(SCB / 127).
 
 Each family of cases has an environment of its own, and its cases are merged into cases.json:
 
@@ -403,6 +403,7 @@ def compressed_decode(state, args):
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     packed = state["weight_packed"]
     values = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1]).float().numpy()
+    values = values + numpy.float32(0)  # The zero with a sign becomes the other one.
     if "weight_global_scale" in state:
         return values, None, (state["weight_scale"].float() / state["weight_global_scale"]).numpy()
     assert state["weight_scale"].dtype == torch.uint8

@@ -2,6 +2,7 @@
 #include "model/huggingface/quantization/quantization.h"
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -136,13 +137,38 @@ TEST_F(Mxfp4Test, RefusesConfigurationsThatDoNotFit) {
   EXPECT_THAT(Error(), HasSubstr("mlp.experts.gate_up_proj is missing"));
   SetConfig({{"bits", 4}});
   EXPECT_THAT(Error(), HasSubstr("quantization_config has no quant_method"));
-  SetConfig({{"quant_method", "gptq"}});
-  EXPECT_THAT(Error(), HasSubstr("quant_method = 'gptq' is not supported; supported: mxfp4"));
+  SetConfig({{"quant_method", "quip"}});
+  EXPECT_THAT(Error(), HasSubstr("quant_method = 'quip' is not supported; supported: awq, "
+                                 "bitsandbytes, compressed-tensors, fp8, gptq, mxfp4;"));
   // It can still be looked at.
   EXPECT_TRUE(OpenCheckpoint(folder_.path()).ok());
   testing::WriteMxfp4Folder(folder_.path(), /*quantised=*/false);
   SetConfig({{"quant_method", "mxfp4"}});
   EXPECT_THAT(Error(), HasSubstr("'mxfp4', but no tensor ends with _blocks"));
+}
+
+// What old tools wrote beside config.json counts if that says nothing.
+TEST_F(Mxfp4Test, TakesQuantizeConfigJson) {
+  Ordered config = Ordered::parse(Read("config.json"));
+  const Ordered settings = config["quantization_config"];
+  const auto write = [&](const std::string& name, const Ordered& content) {
+    testing::WriteFile(folder_.path() + "/" + name, content.dump());
+  };
+  config.erase("quantization_config");
+  write("config.json", config);
+  const auto before = OpenCheckpoint(folder_.path());
+  write("quantize_config.json", settings);
+  EXPECT_EQ(Error(), "");
+  const auto after = OpenCheckpoint(folder_.path());
+  ASSERT_TRUE(before.ok() && after.ok()) << before.status() << after.status();
+  EXPECT_NE((*before)->MetadataHash(), (*after)->MetadataHash());
+  write("quantize_config.json", {{"bits", 5}});
+  EXPECT_THAT(Error(), HasSubstr("quantization_config: group_size is missing"));
+  // That of config.json counts, if there is one; also in the object of the text model.
+  config["text_config"] = {{"quantization_config", {{"quant_method", "quip"}}}};
+  write("config.json", config);
+  std::filesystem::remove(folder_.path() + "/quantize_config.json");
+  EXPECT_THAT(Error(), HasSubstr("quant_method = 'quip' is not supported"));
 }
 
 // An exponent whose weights no fp32 holds is found when the weights are read.

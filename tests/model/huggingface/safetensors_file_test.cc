@@ -60,7 +60,7 @@ TEST(SafetensorsFile, HeadersOfEndlessThingsAreRefused) {
 }
 
 TEST(SafetensorsFile, RefusalsNameTheProblem) {
-  EXPECT_THAT(ErrorOf("BF16", "F8_E4M3"), HasSubstr("tensor 'a' has the dtype 'F8_E4M3'"));
+  EXPECT_THAT(ErrorOf("BF16", "F8_E5M2"), HasSubstr("tensor 'a' has the dtype 'F8_E5M2'"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,3]"), HasSubstr("the data has 2 bytes"));
   EXPECT_THAT(ErrorOf("[0,2]", "[2,0]"), HasSubstr("data at 0 must follow"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0]"), HasSubstr("not two data_offsets"));

@@ -18,8 +18,10 @@
 #include "tests/support/deferred_backend.h"
 #include "tests/support/gguf_twin.h"
 #include "tests/support/hf_folder.h"
+#include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_case.h"
+#include "tests/support/tiny_gguf.h"
 #include "tests/worker/compute/decoder_machine.h"
 
 namespace flotilla::worker {
@@ -130,7 +132,7 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
 }
 
 // Experts in MXFP4 give the bits of the same weights in bf16.
-TEST(QuantisedFolders, Mxfp4GivesTheBitsOfBf16) {
+TEST(Mxfp4Folders, GiveTheBitsOfBf16) {
   std::vector<std::vector<float>> first;
   for (const bool quantised : {false, true}) {
     const testing::ScratchDirectory folder;
@@ -154,6 +156,58 @@ TEST(QuantisedFolders, Mxfp4GivesTheBitsOfBf16) {
     run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
   }
 }
+
+// The folders from which quantised ones are made: their rows cross a window of weights and end
+// inside a block of FP8, and experts are short.
+void WriteDense(const std::string& folder) {
+  const std::vector<std::byte> bytes = testing::TinyGguf({.hidden = 320,
+                                                          .layers = 3,
+                                                          .heads = 10,
+                                                          .kv_heads = 2,
+                                                          .head_dim = 32,
+                                                          .ffn = 416,
+                                                          .tied_embedding = false});
+  const auto file = model::ParseCheckpoint(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  testing::WriteLlamaFolder(**file, folder);
+}
+
+class QuantisedFolders : public ::testing::TestWithParam<testing::QuantisedLayers> {};
+
+// Packed weights give the bits of the same weights in fp32.
+TEST_P(QuantisedFolders, GiveTheBitsOfFp32) {
+  const testing::ScratchDirectory scratch;
+  WriteDense(scratch.path() + "/dense");
+  for (const std::string& from :
+       {scratch.path() + "/dense", std::string("tests/data/tiny/mixtral")}) {
+    SCOPED_TRACE(from);
+    const testing::ScratchDirectory packed, plain;
+    testing::WriteQuantisedFolder(from, GetParam(), /*seed=*/7, packed.path());
+    testing::WriteFp32Folder(packed.path(), plain.path());
+    std::vector<std::vector<float>> first;
+    for (const std::string& folder : {plain.path(), packed.path()}) {
+      const auto file = model::OpenCheckpoint(folder);
+      ASSERT_TRUE(file.ok()) << file.status();
+      const auto spec = model::LoadSpec(**file);
+      ASSERT_TRUE(spec.ok()) << spec.status();
+      Sequence whole = MakeSequence(20, spec->vocab, 1, 1);
+      const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
+        Machine machine(**file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
+        const auto logits = RunAlone(machine, whole, 7);
+        if (first.empty()) first = logits;
+        ExpectSameBits(first, logits, what);
+      };
+      for (const kernels::Isa isa : kernels::DetectIsas()) {
+        run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
+      }
+      run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, QuantisedFolders,
+                         ::testing::ValuesIn(testing::AllQuantisedLayers()),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Tiny, ArchitecturesTest, ::testing::ValuesIn(testing::AllTinyCases()),
                          testing::TinyCaseName);

@@ -1,0 +1,151 @@
+#include "model/huggingface/quantization/layer_tensors.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+
+namespace flotilla::model {
+namespace {
+
+absl::Status WrongKey(std::string_view key, std::string_view problem) {
+  return InvalidArgument("quantization_config: ", key, " ", problem);
+}
+
+std::string Shape(std::initializer_list<uint64_t> shape) {
+  std::string text;
+  for (const uint64_t size : shape) text += Cat(text.empty() ? "" : ", ", size);
+  return Cat("[", text, "]");
+}
+
+// Tensors without a shape are [1] here.
+bool HasShape(const Tensor& tensor, std::initializer_list<uint64_t> shape) {
+  if (tensor.rank != std::max<size_t>(shape.size(), 1)) return false;
+  uint32_t axis = tensor.rank;
+  return std::ranges::all_of(shape, [&](uint64_t size) { return tensor.dims[--axis] == size; });
+}
+
+}  // namespace
+
+LayerTensors::LayerTensors(FolderTensors& folder) : folder_(folder) {
+  for (const Tensor& tensor : folder.tensors) by_name_[tensor.name] = &tensor;
+}
+
+std::vector<std::string_view> LayerTensors::With(std::string_view suffix) const {
+  std::vector<std::string_view> layers;
+  for (const Tensor& tensor : folder_.tensors) {
+    if (!tensor.name.ends_with(suffix)) continue;
+    layers.push_back(tensor.name.substr(0, tensor.name.size() - suffix.size()));
+  }
+  return layers;
+}
+
+const Tensor* LayerTensors::Find(std::string_view layer, std::string_view suffix) const {
+  const auto found = by_name_.find(Cat(layer, suffix));
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<const Tensor*> LayerTensors::Get(std::string_view layer, std::string_view suffix,
+                                                std::initializer_list<GgmlType> types,
+                                                std::initializer_list<uint64_t> shape) const {
+  const Tensor* tensor = Find(layer, suffix);
+  if (tensor == nullptr) return InvalidArgument("tensor ", layer, suffix, " is missing");
+  if (std::ranges::find(types, tensor->type) == types.end()) {
+    std::string names;
+    for (const GgmlType type : types) names += Cat(names.empty() ? "" : " or ", GgmlTypeName(type));
+    return InvalidArgument("tensor ", tensor->name, " is ", TypeName(*tensor), ", not ", names);
+  }
+  if (!HasShape(*tensor, shape)) {
+    return InvalidArgument("tensor ", tensor->name, " is ", HfShape(*tensor), ", not ",
+                           Shape(shape));
+  }
+  if (tensor->elements() == 0) return InvalidArgument("tensor ", tensor->name, " is empty");
+  return tensor;
+}
+
+void LayerTensors::Replace(std::string_view layer, std::initializer_list<std::string_view> suffixes,
+                           std::unique_ptr<const CompositeTensor> composite, int64_t rows,
+                           int64_t inputs) {
+  for (const std::string_view suffix : suffixes) Drop(layer, suffix);
+  folder_.composites.push_back(std::move(composite));
+  made_.push_back({.name = folder_.names.emplace_back(Cat(layer, ".weight")),
+                   .rank = 2,
+                   .dims = {static_cast<uint64_t>(inputs), static_cast<uint64_t>(rows), 1, 1},
+                   .type = GgmlType::kComposite,
+                   .data = {},
+                   .composite = folder_.composites.back().get()});
+}
+
+void LayerTensors::Drop(std::string_view layer, std::string_view suffix) {
+  if (const Tensor* tensor = Find(layer, suffix); tensor != nullptr) dropped_.insert(tensor->name);
+}
+
+void LayerTensors::DropActivationScales() {
+  for (const std::string_view suffix :
+       {".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale",
+        ".output_scale", ".output_zero_point", ".k_scale", ".v_scale"}) {
+    for (const std::string_view layer : With(suffix)) Drop(layer, suffix);
+  }
+}
+
+void LayerTensors::Finish() {
+  std::erase_if(folder_.tensors,
+                [&](const Tensor& tensor) { return dropped_.contains(tensor.name); });
+  folder_.tensors.insert(folder_.tensors.end(), made_.begin(), made_.end());
+  by_name_.clear();
+}
+
+std::vector<std::span<const std::byte>> DataOf(std::initializer_list<const Tensor*> tensors) {
+  std::vector<std::span<const std::byte>> data;
+  for (const Tensor* tensor : tensors) {
+    if (tensor != nullptr) data.push_back(tensor->data);
+  }
+  return data;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t group, int64_t groups) {
+  std::vector<int32_t> order(g_idx.elements());
+  std::memcpy(order.data(), g_idx.data.data(), g_idx.data.size());
+  bool neighbours = true;
+  for (size_t k = 0; k < order.size(); ++k) {
+    if (order[k] < 0 || order[k] >= groups) {
+      return InvalidArgument("tensor ", g_idx.name, ": element ", k, " is ", order[k],
+                             ", but there are ", groups, " groups");
+    }
+    neighbours = neighbours && order[k] == static_cast<int64_t>(k) / group;
+  }
+  if (neighbours) order.clear();
+  return order;
+}
+
+absl::Status NotSupported(std::string_view key, std::string_view value, std::string_view known) {
+  return Unimplemented("quantization_config: ", key, " = '", absl::CHexEscape(ToAbsl(value)),
+                       "' is not supported; supported: ", known);
+}
+
+absl::Status NoSuchTensors(std::string_view method, std::string_view suffix) {
+  return InvalidArgument("quantization_config: quant_method = '", method,
+                         "', but no tensor ends with ", suffix);
+}
+
+absl::StatusOr<int64_t> WholeNumber(const Json& object, std::string_view key,
+                                    std::optional<int64_t> other) {
+  const Json* const value = Member(&object, key);
+  if (value == nullptr) {
+    if (other.has_value()) return *other;
+    return WrongKey(key, "is missing");
+  }
+  if (!value->is_number_integer() || *value < -1 || *value > INT32_MAX) {
+    return WrongKey(key, "is no whole number in range");
+  }
+  return value->get<int64_t>();
+}
+
+absl::StatusOr<std::string> Word(const Json& object, std::string_view key, std::string_view other) {
+  const Json* const value = Member(&object, key);
+  if (value == nullptr) return std::string(other);
+  if (!value->is_string()) return WrongKey(key, "is no string");
+  return value->get<std::string>().substr(0, 40);
+}
+
+}  // namespace flotilla::model
