@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cli/open_model.h"
 #include "cli/role_options.h"
 #include "common/rt/clock.h"
 #include "common/rt/cpu_quota.h"
@@ -75,7 +76,7 @@ absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& fl
         absl::StrCat("--tp x --pp is ", options->shape.ranks(), "; the job has ", size, " ranks"));
   }
   if (options->threads == 0) options->threads = std::max(1, AvailableCpus() / RanksHere());
-  const auto file = model::OpenCheckpoint(flags.model);
+  const auto file = OpenModel(flags);
   if (!file.ok()) return file.status();
   worker::RankLinks links;
   if (size > 1) {

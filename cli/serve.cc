@@ -11,6 +11,7 @@
 #include "cli/frontends.h"
 #include "cli/model_flags.h"
 #include "cli/observed_executor.h"
+#include "cli/open_model.h"
 #include "cli/request_log.h"
 #include "cli/role_options.h"
 #include "cli/signals.h"
@@ -60,7 +61,7 @@ class LocalFleet {
 
 absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& version) {
   model_id_ = ModelId(flags);
-  const auto opened = model::OpenCheckpoint(flags.model);
+  const auto opened = OpenModel(flags);
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<const model::Checkpoint>& file = *opened;
   const absl::StatusOr<TokenizerBundle> tokenizer = file->ReadTokenizer();

@@ -7,6 +7,7 @@
 
 #include "cli/exec.h"
 #include "cli/model_flags.h"
+#include "cli/open_model.h"
 #include "cli/role_options.h"
 #include "cli/skipped_tensors.h"
 #include "common/rt/cpu_quota.h"
@@ -63,7 +64,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
         "process");
   }
   const std::string model_id = ModelId(flags);
-  const auto file = model::OpenCheckpoint(flags.model);
+  const auto file = OpenModel(flags);
   if (!file.ok()) return file.status();
   const absl::StatusOr<TokenizerBundle> tokenizer = (*file)->ReadTokenizer();
   if (!tokenizer.ok()) return tokenizer.status();

@@ -66,6 +66,7 @@ TEST(FlagsTest, ValuesOutsideTheBoundsAreRefusedByName) {
       {"--max-batch-tokens", "0"},
       {"--threads", "9999999999"},
       {"--kv-type", "int3"},
+      {"--quantize", "int3"},
       {"--cpu-isa", "neon"},
       {"--compute", "sloppy"},
       {"--kv-blocks", "99999999999999999999"},
@@ -177,6 +178,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   RoleFlags worker;
   worker.model = "a model.gguf";
   worker.kv_type = "fp32";
+  worker.quantize = "nf4";
   worker.kv_blocks = 77;
   worker.tensor_parallel = 3;
   worker.draft_layers = 5;
@@ -190,6 +192,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   ASSERT_NO_THROW(app.parse(words));
   EXPECT_EQ(rank.model, "a model.gguf");
   EXPECT_EQ(rank.kv_type, "fp32");
+  EXPECT_EQ(rank.quantize, "nf4");
   EXPECT_EQ(rank.kv_blocks, 77);
   EXPECT_EQ(rank.tensor_parallel, 3);
   EXPECT_EQ(rank.draft_layers, 5);

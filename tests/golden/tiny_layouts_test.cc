@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
+#include "model/quantize_at_load.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
 #include "tests/support/hf_folder.h"
@@ -278,6 +279,17 @@ TEST_P(QuantisedLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Methods, QuantisedLayoutsTest, ::testing::ValuesIn(AllQuantisedLayers()),
                          [](const auto& info) { return info.param.name; });
+
+// Groups of 128 weights, of which the shards of the FFN end inside one.
+TEST(TinyLayouts, MatricesMayBeQuantizedAtLoad) {
+  const TinyCase tiny = ReadTinyCase("tiny/llama");
+  ASSERT_NE(tiny.file, nullptr);
+  for (const auto method : {model::LoadQuantization::kNf4, model::LoadQuantization::kFp8}) {
+    auto file = model::QuantizeAtLoad(tiny.file, method);
+    ASSERT_TRUE(file.ok()) << file.status();
+    ExpectTheSameBits(*std::move(file), Requests(tiny.ids));
+  }
+}
 
 // Experts with integer products: three splits, of which the last is short.
 TEST(TinyLayouts, ExpertsMayBeQuantised) { ExpectTheSameBitsOf({.ffn = 160, .experts = 5}); }

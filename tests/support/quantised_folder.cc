@@ -291,12 +291,11 @@ void WriteQuantisedFolder(const std::string& from, const QuantisedLayers& layers
   WriteFile(folder + "/model.safetensors", Safetensors(tensors));
 }
 
-void WriteFp32Folder(const std::string& from, const std::string& folder) {
-  const auto file = model::OpenCheckpoint(from);
-  ASSERT_TRUE(file.ok()) << file.status();
+void WriteFp32Folder(const std::string& from, const model::Checkpoint& file,
+                     const std::string& folder) {
   CopyOtherFiles(from, folder);
   std::vector<HfTensor> tensors;
-  for (const model::Tensor& tensor : (*file)->tensors()) {
+  for (const model::Tensor& tensor : file.tensors()) {
     if (tensor.composite == nullptr) {
       tensors.push_back(Copy(tensor));
       continue;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "model/checkpoint.h"
+
 namespace flotilla::testing {
 
 // What the layers of a model are, one after the other, e.g. {"w4", "w8_zero"}; all of one method.
@@ -22,7 +24,8 @@ std::vector<QuantisedLayers> AllQuantisedLayers();
 void WriteQuantisedFolder(const std::string& from, const QuantisedLayers& layers,
                           std::uint64_t seed, const std::string& folder);
 
-// Writes the model of a quantised folder with the same weights in fp32.
-void WriteFp32Folder(const std::string& from, const std::string& folder);
+// Writes the model of the folder `from`, with the weights that `file` has of it, in fp32.
+void WriteFp32Folder(const std::string& from, const model::Checkpoint& file,
+                     const std::string& folder);
 
 }  // namespace flotilla::testing

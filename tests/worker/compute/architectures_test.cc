@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
+#include "model/quantize_at_load.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/gguf_twin.h"
 #include "tests/support/hf_folder.h"
@@ -172,42 +173,69 @@ void WriteDense(const std::string& folder) {
   testing::WriteLlamaFolder(**file, folder);
 }
 
+// Expects of a model on each instruction path and backend the bits of the same weights in fp32.
+// `from` is the folder that it was made from.
+void ExpectTheBitsOfFp32(const std::string& from, const model::Checkpoint& packed) {
+  const testing::ScratchDirectory folder;
+  testing::WriteFp32Folder(from, packed, folder.path());
+  const auto plain = model::OpenCheckpoint(folder.path());
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  std::vector<std::vector<float>> first;
+  for (const model::Checkpoint* file : {plain->get(), &packed}) {
+    const auto spec = model::LoadSpec(*file);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const Sequence whole = MakeSequence(20, spec->vocab, 1, 1);
+    const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
+      Machine machine(*file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
+      const auto logits = RunAlone(machine, whole, 7);
+      if (first.empty()) first = logits;
+      ExpectSameBits(first, logits, what);
+    };
+    for (const kernels::Isa isa : kernels::DetectIsas()) {
+      run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
+    }
+    run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+  }
+}
+
 class QuantisedFolders : public ::testing::TestWithParam<testing::QuantisedLayers> {};
 
-// Packed weights give the bits of the same weights in fp32.
 TEST_P(QuantisedFolders, GiveTheBitsOfFp32) {
   const testing::ScratchDirectory scratch;
   WriteDense(scratch.path() + "/dense");
   for (const std::string& from :
        {scratch.path() + "/dense", std::string("tests/data/tiny/mixtral")}) {
     SCOPED_TRACE(from);
-    const testing::ScratchDirectory packed, plain;
-    testing::WriteQuantisedFolder(from, GetParam(), /*seed=*/7, packed.path());
-    testing::WriteFp32Folder(packed.path(), plain.path());
-    std::vector<std::vector<float>> first;
-    for (const std::string& folder : {plain.path(), packed.path()}) {
-      const auto file = model::OpenCheckpoint(folder);
-      ASSERT_TRUE(file.ok()) << file.status();
-      const auto spec = model::LoadSpec(**file);
-      ASSERT_TRUE(spec.ok()) << spec.status();
-      Sequence whole = MakeSequence(20, spec->vocab, 1, 1);
-      const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
-        Machine machine(**file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
-        const auto logits = RunAlone(machine, whole, 7);
-        if (first.empty()) first = logits;
-        ExpectSameBits(first, logits, what);
-      };
-      for (const kernels::Isa isa : kernels::DetectIsas()) {
-        run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
-      }
-      run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
-    }
+    const testing::ScratchDirectory folder;
+    testing::WriteQuantisedFolder(from, GetParam(), /*seed=*/7, folder.path());
+    const auto packed = model::OpenCheckpoint(folder.path());
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    ExpectTheBitsOfFp32(from, **packed);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, QuantisedFolders,
                          ::testing::ValuesIn(testing::AllQuantisedLayers()),
                          [](const auto& info) { return info.param.name; });
+
+class QuantizedAtLoad : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(QuantizedAtLoad, GivesTheBitsOfFp32) {
+  const testing::ScratchDirectory scratch;
+  WriteDense(scratch.path() + "/dense");
+  for (const std::string& from :
+       {scratch.path() + "/dense", std::string("tests/data/tiny/mixtral")}) {
+    SCOPED_TRACE(from);
+    const auto file = model::OpenCheckpoint(from);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto packed = model::QuantizeAtLoad(*file, *model::ParseLoadQuantization(GetParam()));
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    ExpectTheBitsOfFp32(from, **packed);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, QuantizedAtLoad, ::testing::Values("int8", "int4", "nf4", "fp8"),
+                         [](const auto& info) { return std::string(info.param); });
 
 INSTANTIATE_TEST_SUITE_P(Tiny, ArchitecturesTest, ::testing::ValuesIn(testing::AllTinyCases()),
                          testing::TinyCaseName);
