@@ -25,4 +25,25 @@ void LogSkippedTensors(const model::Checkpoint& file, Logger& log) {
            {{"tensors", count}, {"prefixes", SkippedTensorsText(file)}});
 }
 
+void LogUnpackedTensors(const model::Checkpoint& file, Logger& log) {
+  std::uint64_t count = 0, packed = 0, bytes = 0;
+  std::string format;
+  for (const model::Tensor& tensor : file.tensors()) {
+    if (tensor.composite == nullptr ||
+        tensor.composite->encoding().numbers == WeightEncoding::Numbers::kCodes) {
+      continue;
+    }
+    ++count;
+    packed += tensor.bytes();
+    bytes += tensor.elements() * sizeof(float);
+    format = model::TypeName(tensor);
+  }
+  if (count == 0) return;
+  log.Warning("quantised matrices are unpacked to fp32, since no packed kind has their groups",
+              {{"tensors", count},
+               {"type", format},
+               {"file_mb", packed / 1'000'000},
+               {"memory_mb", bytes / 1'000'000}});
+}
+
 }  // namespace flotilla::cli

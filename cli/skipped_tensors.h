@@ -1,5 +1,5 @@
 // Says which tensors of a model file the text model does not use, e.g. those of an encoder of
-// images.
+// images, and which take more memory than in the file.
 #pragma once
 
 #include <string>
@@ -15,5 +15,8 @@ std::string SkippedTensorsText(const model::Checkpoint& file);
 
 // Logs one line about these tensors, if there are any.
 void LogSkippedTensors(const model::Checkpoint& file, Logger& log);
+
+// Warns of quantised matrices that no packed kind keeps, so that they take 32 bits for each weight.
+void LogUnpackedTensors(const model::Checkpoint& file, Logger& log);
 
 }  // namespace flotilla::cli

@@ -78,26 +78,11 @@ void EncodeNf4(std::span<const float> weights, int at, WeightRow& out) {
   }
 }
 
-// The nearest E4M3, ties to even; at most 448.
-uint8_t ToFp8(float value) {
-  const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
-  const float size = std::min(std::fabs(value), 448.0f);
-  // In units of the last bit: 2^-9 below 2^-6.
-  int exponent = size == 0 ? -6 : std::max(std::ilogb(size), -6);
-  auto units = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));
-  if (units == 16) {
-    units = 8;
-    ++exponent;
-  }
-  const int biased = units < 8 ? 0 : exponent + 7;
-  return static_cast<uint8_t>(sign | biased << 3 | (units & 7));
-}
-
 void EncodeFp8(std::span<const float> weights, int at, WeightRow& out) {
   const float scale = Largest(weights) / 448;
   out.wide_scales[at / kLongGroup] = scale;
   for (size_t i = 0; i < weights.size(); ++i) {
-    out.codes[at + i] = static_cast<int8_t>(ToFp8(Divides(scale) ? weights[i] / scale : 0));
+    out.codes[at + i] = static_cast<int8_t>(FloatToFp8(Divides(scale) ? weights[i] / scale : 0));
   }
 }
 

@@ -7,6 +7,7 @@
 // nothing else.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -97,6 +98,23 @@ constexpr float Fp8ToFloat(uint8_t byte) {
   const int units = exponent == 0 ? mantissa : (8 + mantissa) << (exponent - 1);
   const float value = static_cast<float>(units) * 0x1p-9f;
   return (byte & 0x80) != 0 ? -value : value;
+}
+
+// The nearest of them, ties to even, at most 448 in magnitude. `value` is a number.
+constexpr uint8_t FloatToFp8(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>(bits >> 31 << 7);
+  constexpr uint32_t kLargest = std::bit_cast<uint32_t>(448.0f);
+  uint32_t size = bits & 0x7FFFFFFF;
+  if (size > kLargest) size = kLargest;
+  if (size < std::bit_cast<uint32_t>(0x1p-6f)) {
+    // Subnormal, or the least that is not. The sum has the number of units of 2^-9 in its lowest
+    // bits, rounded by the addition.
+    const float units = std::bit_cast<float>(size) + 0x1p14f;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(units) & 0xF));
+  }
+  const uint32_t rounded = size + 0x7FFFF + (size >> 20 & 1);
+  return static_cast<uint8_t>(sign | ((rounded >> 20) - (120u << 3)));
 }
 
 // One output's window. Index k is the k of the row modulo kPanelWindow.

@@ -59,8 +59,7 @@ struct TableNibbles {
     }
     uint8_t places[kBlockK];
     for (int i = 0; i < kBlockK; ++i) {
-      places[i] = 0;
-      while (places[i] < 15 && kTable[places[i]] != row.codes[k + i]) ++places[i];
+      places[i] = kPlaces.of[static_cast<uint8_t>(row.codes[k + i])];
       if (kTable[places[i]] != row.codes[k + i]) return false;
     }
     NibbleLanes::Pack(places, lane, record);
@@ -122,6 +121,17 @@ struct TableNibbles {
  private:
   static constexpr int kGroupK = kBlockK / kGroups;
   static constexpr const int8_t (&kTable)[16] = ValuesOf(kValues);
+
+  // The first place of each code in the table.
+  struct Places {
+    uint8_t of[256] = {};
+    constexpr Places() {
+      for (int place = 15; place >= 0; --place) {
+        of[static_cast<uint8_t>(kTable[place])] = static_cast<uint8_t>(place);
+      }
+    }
+  };
+  static constexpr Places kPlaces = {};
 
   static FLOTILLA_INLINE const std::byte* At(const std::byte* record) { return record; }
   static FLOTILLA_INLINE const std::byte* At(const SuperRecord& record) { return record.record; }

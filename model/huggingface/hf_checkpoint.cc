@@ -231,7 +231,8 @@ class HfCheckpoint final : public Checkpoint {
   absl::Status JoinTensors() {
     const auto& quantization = configuration_.quantization();
     // A folder that cannot be served can be looked at.
-    if (!quantization.ok() || quantization->method == nullptr) return absl::OkStatus();
+    if (!quantization.ok()) return absl::OkStatus();
+    if (quantization->method == nullptr) return RefuseQuantised();
     const absl::Status status = quantization->method->join(*quantization->settings, content_);
     if (!status.ok()) return InFile(path_, status);
     by_name_.clear();
@@ -239,6 +240,20 @@ class HfCheckpoint final : public Checkpoint {
       if (by_name_.emplace(tensor.name, static_cast<uint32_t>(by_name_.size())).second) continue;
       return InFile(path_, InvalidArgument("tensor ", tensor.name,
                                            " is there twice, quantised and as it is"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Refuses tensors of a quantised layer if nothing says how it is quantised.
+  absl::Status RefuseQuantised() const {
+    for (const Tensor& tensor : content_.tensors) {
+      for (const std::string_view suffix : {".qweight", ".weight_packed", ".weight_scale",
+                                            ".weight_scale_inv", ".weight.absmax", ".SCB"}) {
+        if (!tensor.name.ends_with(suffix)) continue;
+        return InFile(path_, InvalidArgument("tensor ", tensor.name,
+                                             " is that of a quantised layer, but config.json has "
+                                             "no quantization_config"));
+      }
     }
     return absl::OkStatus();
   }

@@ -15,6 +15,13 @@
 
 namespace flotilla::testing {
 
+HfTensor CopyOf(const model::Tensor& tensor) {
+  HfTensor copy{std::string(tensor.name), std::string(model::GgmlTypeName(tensor.type)), {}, {}};
+  for (std::uint32_t d = tensor.rank; d-- > 0;) copy.shape.push_back(tensor.dims[d]);
+  copy.data.assign(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
+  return copy;
+}
+
 std::uint16_t ToBf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

@@ -24,6 +24,9 @@ struct HfTensor {
   std::string data;
 };
 
+// A tensor of a file, as it is.
+HfTensor CopyOf(const model::Tensor& tensor);
+
 // The bytes of a safetensors file with these tensors, in this order.
 std::string Safetensors(const std::vector<HfTensor>& tensors);
 // The same with a header that may be wrong.

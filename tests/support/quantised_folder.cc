@@ -223,13 +223,6 @@ Json QuantizationConfig(std::string_view method) {
           {"config_groups", {{"group_0", group(4)}, {"group_1", group(8)}}}};
 }
 
-HfTensor Copy(const model::Tensor& tensor) {
-  HfTensor copy{std::string(tensor.name), std::string(model::GgmlTypeName(tensor.type)), {}, {}};
-  for (std::uint32_t d = tensor.rank; d-- > 0;) copy.shape.push_back(tensor.dims[d]);
-  copy.data.assign(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
-  return copy;
-}
-
 // Everything but weights and config.json.
 void CopyOtherFiles(const std::string& from, const std::string& folder) {
   std::filesystem::create_directories(folder);
@@ -270,7 +263,7 @@ void WriteQuantisedFolder(const std::string& from, const QuantisedLayers& layers
   for (const model::Tensor& tensor : (*file)->tensors()) {
     const int layer = LayerOf(tensor);
     if (layer < 0) {
-      tensors.push_back(Copy(tensor));
+      tensors.push_back(CopyOf(tensor));
       continue;
     }
     const std::string& wanted =
@@ -297,7 +290,7 @@ void WriteFp32Folder(const std::string& from, const model::Checkpoint& file,
   std::vector<HfTensor> tensors;
   for (const model::Tensor& tensor : file.tensors()) {
     if (tensor.composite == nullptr) {
-      tensors.push_back(Copy(tensor));
+      tensors.push_back(CopyOf(tensor));
       continue;
     }
     HfTensor& plain = tensors.emplace_back();

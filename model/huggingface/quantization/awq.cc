@@ -35,10 +35,10 @@ absl::Status JoinLayer(std::string_view layer, int64_t group_size, LayerTensors&
       layers.Get(layer, ".scales", {GgmlType::kF16, GgmlType::kBF16, GgmlType::kF32},
                  {groups, static_cast<uint64_t>(rows)});
   for (const auto* tensor : {&zeros, &scales}) {
-    if (!tensor->ok()) return tensor->status();
+    if (!tensor->ok()) return WithSettings(tensor->status(), kBits, group_size);
   }
   GroupedTensor::Shape shape{
-      .format = "AWQ 4 bits", .rows = rows, .inputs = inputs, .group = group, .order = {}};
+      .format = "AWQ-4", .rows = rows, .inputs = inputs, .group = group, .order = {}};
   IntegerTensor::Parts parts{
       .codes = {(*qweight)->data, kBits, /*line_step=*/rows / 8, /*word_step=*/1},
       .lines_are_inputs = true,

@@ -121,11 +121,18 @@ absl::Status JoinPlaces(std::string_view layer, std::string_view suffix, LayerTe
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
   const int64_t blocks = (weights + state->block - 1) / state->block;
   const bool nested = state->nested_block != 0;
-  const auto places = layers.Get(layer, ".weight", {GgmlType::kU8}, {size((weights + 1) / 2), 1});
+  // The bytes may be called numbers of any type (bnb_4bit_quant_storage).
+  const Tensor* const places = layers.Find(layer, ".weight");
+  if (places == nullptr) return InvalidArgument("tensor ", layer, ".weight is missing");
+  if (places->data.size() != size((weights + 1) / 2)) {
+    return InvalidArgument("tensor ", places->name, " has ", places->data.size(), " bytes, not ",
+                           (weights + 1) / 2, " for ", state->rows, " x ", state->inputs,
+                           " weights");
+  }
   const auto absmax =
       layers.Get(layer, kAbsmax, {nested ? GgmlType::kU8 : GgmlType::kF32}, {size(blocks)});
   const auto map = layers.Get(layer, kMap, {GgmlType::kF32}, {16});
-  for (const auto* tensor : {&places, &absmax, &map}) {
+  for (const auto* tensor : {&absmax, &map}) {
     if (!tensor->ok()) return tensor->status();
   }
   const Tensor *nested_absmax = nullptr, *nested_map = nullptr;
@@ -158,8 +165,8 @@ absl::Status JoinPlaces(std::string_view layer, std::string_view suffix, LayerTe
                                           .inputs = state->inputs,
                                           .group = whole ? kScaleGroup : 1,
                                           .order = {}},
-                     *state, (*places)->data, (*absmax)->data, table, nf4, data(nested_absmax),
-                     data(nested_map), DataOf({*places, *absmax, *map, nested_absmax, nested_map})),
+                     *state, places->data, (*absmax)->data, table, nf4, data(nested_absmax),
+                     data(nested_map), DataOf({places, *absmax, *map, nested_absmax, nested_map})),
                  state->rows, state->inputs);
   return absl::OkStatus();
 }
@@ -196,6 +203,18 @@ absl::Status Join(const Json&, FolderTensors& folder) {
   for (const std::string_view suffix : {kNf4State, kFp4State}) {
     for (const std::string_view layer : layers.With(suffix)) {
       if (absl::Status status = JoinPlaces(layer, suffix, layers); !status.ok()) return status;
+    }
+  }
+  for (const std::string_view layer : layers.With(kAbsmax)) {
+    if (layers.Find(layer, kNf4State) != nullptr || layers.Find(layer, kFp4State) != nullptr) {
+      continue;
+    }
+    return InvalidArgument("tensor ", layer, kNf4State, " (or ", kFp4State, ") is missing");
+  }
+  for (const std::string_view layer : layers.With(".weight")) {
+    if (layers.Find(layer, ".weight")->type != GgmlType::kI8) continue;
+    if (layers.Find(layer, ".SCB") == nullptr) {
+      return InvalidArgument("tensor ", layer, ".SCB is missing");
     }
   }
   for (const std::string_view layer : layers.With(".SCB")) {

@@ -26,6 +26,7 @@ uint64_t Size(int64_t size) { return static_cast<uint64_t>(size); }
 // What a config group says of weights.
 struct WeightScheme {
   int64_t bits = 0;
+  bool symmetric = true;
   int64_t group = -1;      // -1: a scale for each row
   int64_t block_rows = 0;  // 0: no blocks
   int64_t block_inputs = 0;
@@ -49,6 +50,8 @@ absl::StatusOr<std::vector<WeightScheme>> ReadSchemes(const Json& quantization) 
     if (*size == 0) return InvalidArgument("quantization_config: group_size = 0");
     scheme.bits = *bits;
     scheme.group = *size;
+    const Json* const symmetric = Member(weights, "symmetric");
+    scheme.symmetric = symmetric == nullptr || *symmetric != false;
     if (const Json* const block = Member(weights, "block_structure"); block != nullptr) {
       const auto fits = [](const Json& number) {
         return number.is_number_integer() && number >= 1 && number <= INT32_MAX;
@@ -122,7 +125,13 @@ absl::Status JoinBytes(std::string_view layer, std::span<const WeightScheme> sch
   const auto scales = FindByteScales(layer, rows, inputs, schemes, layers);
   if (!scales.ok()) return scales.status();
   const Tensor* zeros = nullptr;
-  if (layers.Find(layer, kZero) != nullptr) {
+  const auto some = [&](bool symmetric) {
+    return std::ranges::any_of(schemes, [&](const WeightScheme& scheme) {
+      return scheme.bits == 8 && scheme.symmetric == symmetric;
+    });
+  };
+  const bool wants_zeros = !fp8 && some(false) && !some(true);
+  if (layers.Find(layer, kZero) != nullptr || wants_zeros) {
     if (fp8) return InvalidArgument("tensor ", layer, kZero, " is there, but FP8 has no zeros");
     const Tensor& like = *scales->tensor;
     const auto zero = like.rank == 1
@@ -184,9 +193,15 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
     break;
   }
   if (found == nullptr) {
+    std::string says;
+    for (const WeightScheme& scheme : schemes) {
+      says += Cat(says.empty() ? "" : ", ", scheme.bits, " bits in groups of ", scheme.group);
+    }
     return InvalidArgument("tensor ", packed.name, " is ", HfShape(packed), " and ", scale->name,
                            " ", HfShape(*scale), " for ", rows, " x ", inputs,
-                           " weights, which no config group of 2, 4 or 8 bits says");
+                           " weights, which no config group of 2, 4 or 8 bits says; config_groups "
+                           "say ",
+                           says);
   }
   const auto bits = static_cast<int>(found->bits);
   if (found->group > inputs) {
@@ -202,18 +217,15 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
   for (const auto* tensor : {&codes, &scales}) {
     if (!tensor->ok()) return tensor->status();
   }
-  GroupedTensor::Shape shape{.format = Cat("INT", bits, " packed"),
-                             .rows = rows,
-                             .inputs = inputs,
-                             .group = group,
-                             .order = {}};
+  GroupedTensor::Shape shape{
+      .format = Cat("INT", bits), .rows = rows, .inputs = inputs, .group = group, .order = {}};
   IntegerTensor::Parts parts{
       .codes = {(*codes)->data, bits, /*line_step=*/words, /*word_step=*/1},
       .scales = {(*scales)->data, (*scales)->type, /*row_step=*/groups, /*group_step=*/1},
       .zeros = {},
       .data = {}};
   const Tensor *zeros = nullptr, *order = nullptr;
-  if (layers.Find(layer, kZero) != nullptr) {
+  if (layers.Find(layer, kZero) != nullptr || !found->symmetric) {
     const auto tensor =
         layers.Get(layer, kZero, {GgmlType::kI32}, {Size((rows * bits + 31) / 32), Size(groups)});
     if (!tensor.ok()) return tensor.status();
@@ -242,7 +254,9 @@ absl::Status JoinFp4(std::string_view layer, LayerTensors& layers) {
   const auto inputs = static_cast<int64_t>(found.dims[0]) * 2;
   const Tensor* global = nullptr;
   float divisor = 1;
-  if (layers.Find(layer, kGlobal) != nullptr) {
+  const Tensor* const scale = layers.Find(layer, kScale);
+  const bool nvfp4 = scale != nullptr && scale->type == GgmlType::kF8_E4M3;
+  if (nvfp4 || layers.Find(layer, kGlobal) != nullptr) {
     const auto tensor = layers.Get(layer, kGlobal, {GgmlType::kF32}, {1});
     if (!tensor.ok()) return tensor.status();
     global = *tensor;

@@ -37,6 +37,10 @@ absl::Status JoinLayer(std::string_view layer, const Block& block, LayerTensors&
   if (!weight.ok()) return weight.status();
   const auto rows = static_cast<int64_t>(found.dims[1]);
   const auto inputs = static_cast<int64_t>(found.dims[0]);
+  if (layers.Find(layer, kScaleInv) == nullptr && layers.Find(layer, kScale) == nullptr) {
+    return InvalidArgument("tensor ", found.name, " has neither ", layer, kScaleInv, " nor ", layer,
+                           kScale);
+  }
   const std::string_view suffix = layers.Find(layer, kScaleInv) != nullptr ? kScaleInv : kScale;
   NumberGrid scales;
   int64_t group = inputs;

@@ -14,8 +14,16 @@
 namespace flotilla::model {
 namespace {
 
-absl::Status JoinLayer(std::string_view layer, int bits, int64_t group_size, int zero_offset,
-                       LayerTensors& layers) {
+// What quantization_config says.
+struct Settings {
+  int bits = 4;
+  int64_t group_size = -1;
+  int zero_offset = 0;
+  bool needs_order = false;  // groups are not those of neighbours
+};
+
+absl::Status JoinLayer(std::string_view layer, const Settings& settings, LayerTensors& layers) {
+  const auto [bits, group_size, zero_offset, needs_order] = settings;
   const Tensor& found = *layers.Find(layer, ".qweight");
   const auto qweight =
       layers.Get(layer, ".qweight", {GgmlType::kI32}, {found.dims[1], found.dims[0]});
@@ -39,12 +47,12 @@ absl::Status JoinLayer(std::string_view layer, int bits, int64_t group_size, int
       layers.Get(layer, ".scales", {GgmlType::kF16, GgmlType::kBF16, GgmlType::kF32},
                  {each(groups), each(rows)});
   for (const auto* tensor : {&zeros, &scales}) {
-    if (!tensor->ok()) return tensor->status();
+    if (!tensor->ok()) return WithSettings(tensor->status(), bits, group_size);
   }
   GroupedTensor::Shape shape{
-      .format = Cat("GPTQ ", bits, " bits"), .rows = rows, .inputs = inputs, .group = group};
+      .format = Cat("GPTQ-", bits), .rows = rows, .inputs = inputs, .group = group};
   const Tensor* g_idx = nullptr;
-  if (layers.Find(layer, ".g_idx") != nullptr) {
+  if (needs_order || layers.Find(layer, ".g_idx") != nullptr) {
     const auto index = layers.Get(layer, ".g_idx", {GgmlType::kI32}, {each(inputs)});
     if (!index.ok()) return index.status();
     g_idx = *index;
@@ -69,8 +77,16 @@ absl::Status Join(const Json& quantization, FolderTensors& folder) {
   for (const auto* number : {&bits, &group_size}) {
     if (!number->ok()) return number->status();
   }
-  const auto format = Word(quantization, "checkpoint_format", "gptq");
+  // GPTQModel once called it "format".
+  const auto older = Word(quantization, "format", "gptq");
+  if (!older.ok()) return older.status();
+  const auto format = Word(quantization, "checkpoint_format", *older);
+  const auto desc_act = Flag(quantization, "desc_act");
+  const auto static_groups = Flag(quantization, "static_groups");
   if (!format.ok()) return format.status();
+  for (const auto* flag : {&desc_act, &static_groups}) {
+    if (!flag->ok()) return flag->status();
+  }
   if (*bits != 2 && *bits != 3 && *bits != 4 && *bits != 8) {
     return InvalidArgument("quantization_config: bits = ", *bits,
                            " is not supported; supported: 2, 3, 4, 8");
@@ -82,10 +98,12 @@ absl::Status Join(const Json& quantization, FolderTensors& folder) {
     return NotSupported("checkpoint_format", *format, "gptq, gptq_v2");
   }
   LayerTensors layers(folder);
+  const Settings settings{.bits = static_cast<int>(*bits),
+                          .group_size = *group_size,
+                          .zero_offset = *format == "gptq" ? 1 : 0,
+                          .needs_order = *desc_act && !*static_groups && *group_size != -1};
   for (const std::string_view layer : layers.With(".qweight")) {
-    const absl::Status status =
-        JoinLayer(layer, static_cast<int>(*bits), *group_size, *format == "gptq" ? 1 : 0, layers);
-    if (!status.ok()) return status;
+    if (absl::Status status = JoinLayer(layer, settings, layers); !status.ok()) return status;
   }
   if (layers.replaced() == 0) return NoSuchTensors("gptq", ".qweight");
   layers.Finish();

@@ -73,7 +73,10 @@ float NumberGrid::At(int64_t row, int64_t group) const {
 
 GroupedTensor::GroupedTensor(Shape shape, const WeightEncoding& encoding,
                              std::vector<std::span<const std::byte>> parts)
-    : shape_(std::move(shape)), encoding_(Fitting(shape_, encoding)), parts_(std::move(parts)) {}
+    : shape_(std::move(shape)), encoding_(Fitting(shape_, encoding)), parts_(std::move(parts)) {
+  format_ = shape_.format;
+  if (encoding_.numbers != Numbers::kCodes) format_ += " (fp32)";
+}
 
 void GroupedTensor::Read(int64_t row, int64_t k_begin, int64_t k_end, WeightRow& out) const {
   int16_t codes[kPanelWindow];

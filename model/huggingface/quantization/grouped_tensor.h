@@ -73,7 +73,7 @@ class GroupedTensor : public CompositeTensor {
     std::vector<int32_t> order;  // [inputs] the group of each k; empty: k / group
   };
 
-  std::string_view format() const final { return shape_.format; }
+  std::string_view format() const final { return format_; }
   const WeightEncoding& encoding() const final { return encoding_; }
   int64_t rows() const final { return shape_.rows; }
   std::span<const std::span<const std::byte>> parts() const final { return parts_; }
@@ -100,6 +100,7 @@ class GroupedTensor : public CompositeTensor {
   const Shape shape_;
   const WeightEncoding encoding_;
   const std::vector<std::span<const std::byte>> parts_;
+  std::string format_;  // says it if weights are read in fp32
 };
 
 // A matrix of integers, as GPTQ, AWQ and compressed-tensors have them.

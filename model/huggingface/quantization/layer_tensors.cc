@@ -83,7 +83,7 @@ void LayerTensors::Drop(std::string_view layer, std::string_view suffix) {
 void LayerTensors::DropActivationScales() {
   for (const std::string_view suffix :
        {".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale",
-        ".output_scale", ".output_zero_point", ".k_scale", ".v_scale"}) {
+        ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".kv_scale"}) {
     for (const std::string_view layer : With(suffix)) Drop(layer, suffix);
   }
 }
@@ -118,6 +118,12 @@ absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t grou
   return order;
 }
 
+absl::Status WithSettings(const absl::Status& status, int64_t bits, int64_t group_size) {
+  return absl::Status(status.code(),
+                      Cat(std::string(status.message()), "; quantization_config says bits = ", bits,
+                          " and group_size = ", group_size));
+}
+
 absl::Status NotSupported(std::string_view key, std::string_view value, std::string_view known) {
   return Unimplemented("quantization_config: ", key, " = '", absl::CHexEscape(ToAbsl(value)),
                        "' is not supported; supported: ", known);
@@ -139,6 +145,13 @@ absl::StatusOr<int64_t> WholeNumber(const Json& object, std::string_view key,
     return WrongKey(key, "is no whole number in range");
   }
   return value->get<int64_t>();
+}
+
+absl::StatusOr<bool> Flag(const Json& object, std::string_view key) {
+  const Json* const value = Member(&object, key);
+  if (value == nullptr) return false;
+  if (!value->is_boolean()) return WrongKey(key, "is neither true nor false");
+  return value->get<bool>();
 }
 
 absl::StatusOr<std::string> Word(const Json& object, std::string_view key, std::string_view other) {

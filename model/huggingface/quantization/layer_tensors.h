@@ -66,6 +66,9 @@ std::vector<std::span<const std::byte>> DataOf(std::initializer_list<const Tenso
 // those of neighbours. INVALID_ARGUMENT names an element that is none of the groups.
 absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t group, int64_t groups);
 
+// The status, with what quantization_config says of the layer.
+absl::Status WithSettings(const absl::Status& status, int64_t bits, int64_t group_size);
+
 // What a key of quantization_config says that is not served.
 absl::Status NotSupported(std::string_view key, std::string_view value, std::string_view known);
 // A method whose tensors are missing.
@@ -75,6 +78,9 @@ absl::Status NoSuchTensors(std::string_view method, std::string_view suffix);
 // such number, or if it is missing and there is no `other`.
 absl::StatusOr<int64_t> WholeNumber(const Json& object, std::string_view key,
                                     std::optional<int64_t> other = std::nullopt);
+
+// The bool of a key; false if there is none.
+absl::StatusOr<bool> Flag(const Json& object, std::string_view key);
 
 // The string of a key; `other` if there is none.
 absl::StatusOr<std::string> Word(const Json& object, std::string_view key, std::string_view other);

@@ -31,7 +31,7 @@ absl::StatusOr<Quantization> FindQuantization(const Json& config) {
   return Unimplemented("quantization_config: quant_method = '",
                        absl::CHexEscape(ToAbsl(std::string_view(name).substr(0, 40))),
                        "' is not supported; supported: ", known,
-                       "; a GGUF file of the model may be quantised in other ways");
+                       "; there may be a GGUF file of the model");
 }
 
 std::string HfShape(const Tensor& tensor) {

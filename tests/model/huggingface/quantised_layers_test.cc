@@ -190,11 +190,7 @@ std::string ErrorOf(const Change& change) {
   if (!file.ok()) return std::string(file.status().message());
   std::vector<testing::HfTensor> tensors;
   for (const Tensor& tensor : file->tensors()) {
-    testing::HfTensor& copy = tensors.emplace_back();
-    copy.name = tensor.name;
-    copy.dtype = GgmlTypeName(tensor.type);
-    for (uint32_t axis = tensor.rank; axis-- > 0;) copy.shape.push_back(tensor.dims[axis]);
-    copy.data.assign(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
+    tensors.push_back(testing::CopyOf(tensor));
   }
   Json quantization = base.entry["quantization_config"];
   change.change(tensors, quantization);
@@ -285,6 +281,13 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
        "row 1: a scale is infinite"},
       {"gptq_4bit_asym_32", [](Tensors& t, Json&) { t.resize(0); },
        "quant_method = 'gptq', but no tensor ends with .qweight"},
+      {"gptq_4bit_asym_32_desc_act", [](Tensors& t, Json&) { Remove(t, "g_idx"); },
+       "tensor layer.g_idx is missing"},
+      {"gptq_4bit_asym_32", [&](Tensors&, Json& q) { set(q, "group_size", 48); },
+       "tensor layer.qzeros is [3, 8], not [2, 8]; quantization_config says bits = 4 and "
+       "group_size = 48"},
+      {"gptq_4bit_asym_32", [&](Tensors&, Json& q) { set(q, "desc_act", "no"); },
+       "desc_act is neither true nor false"},
       // AWQ.
       {"awq_gemm_32", [&](Tensors&, Json& q) { set(q, "bits", 3); }, "bits = 3 is not supported"},
       {"awq_gemm_32", [&](Tensors&, Json& q) { set(q, "version", "gemv"); },
@@ -302,7 +305,7 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
        "tensor layer.scales is [3, 95], not [3, 96]"},
       // FP8.
       {"fp8_block", [](Tensors& t, Json&) { Remove(t, "weight_scale_inv"); },
-       "tensor layer.weight_scale is missing"},
+       "tensor layer.weight has neither layer.weight_scale_inv nor layer.weight_scale"},
       {"fp8_block",
        [&](Tensors&, Json& q) {
          set(q, "weight_block_size", {128, 0});
@@ -347,13 +350,18 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
        [](Tensors& t, Json&) { Named(t, "weight_shape").data.replace(0, 1, "\x41"); },
        "tensor layer.weight_packed is [64, 12], not [65, 12]"},
       {"compressed_tensors_nvfp4", [](Tensors& t, Json&) { Remove(t, "weight_global_scale"); },
-       "tensor layer.weight_packed is [64, 72], which holds no whole groups of 32"},
+       "tensor layer.weight_global_scale is missing"},
       {"compressed_tensors_nvfp4",
        [](Tensors& t, Json&) { Named(t, "weight_global_scale").data = std::string(4, '\0'); },
        "row 0: a weight is no number"},
       {"compressed_tensors_int8_asym_channel",
        [](Tensors& t, Json&) { Resize(Named(t, "weight_zero_point"), {72}); },
        "tensor layer.weight_zero_point is [72], not [72, 1]"},
+      {"compressed_tensors_w4_asym_32", [](Tensors& t, Json&) { Remove(t, "weight_zero_point"); },
+       "tensor layer.weight_zero_point is missing"},
+      {"compressed_tensors_int8_asym_channel",
+       [](Tensors& t, Json&) { Remove(t, "weight_zero_point"); },
+       "tensor layer.weight_zero_point is missing"},
       // bitsandbytes.
       {"bitsandbytes_nf4", [](Tensors& t, Json&) { Remove(t, "weight.absmax"); },
        "tensor layer.weight.absmax is missing"},
@@ -370,6 +378,17 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
          Named(t, "weight.quant_map").data.replace(0, 4, std::string("\0\0\x80\x7F", 4));
        },
        "tensor layer.weight.quant_map: element 0 is no finite number"},
+      {"bitsandbytes_int8", [](Tensors& t, Json&) { Remove(t, "SCB"); },
+       "tensor layer.SCB is missing"},
+      {"bitsandbytes_nf4",
+       [](Tensors& t, Json&) { Remove(t, "weight.quant_state.bitsandbytes__nf4"); },
+       "tensor layer.weight.quant_state.bitsandbytes__nf4 (or .weight.quant_state.bitsandbytes__"
+       "fp4) is missing"},
+      {"bitsandbytes_nf4",
+       [](Tensors& t, Json&) {
+         Resize(Named(t, "weight"), {100, 1});
+       },
+       "tensor layer.weight has 100 bytes, not 147456 for 256 x 1152 weights"},
       {"bitsandbytes_int8", [](Tensors& t, Json&) { Named(t, "weight_format").data = "\x01"; },
        "tensor layer.weight_format is not 0"},
       {"bitsandbytes_int8",

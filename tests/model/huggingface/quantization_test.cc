@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -15,9 +16,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/checkpoint.h"
+#include "model/huggingface/safetensors_file.h"
 #include "model/load_spec.h"
 #include "model/tensor.h"
 #include "tests/support/hf_folder.h"
+#include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
 
 namespace flotilla::model {
@@ -145,6 +148,82 @@ TEST_F(Mxfp4Test, RefusesConfigurationsThatDoNotFit) {
   testing::WriteMxfp4Folder(folder_.path(), /*quantised=*/false);
   SetConfig({{"quant_method", "mxfp4"}});
   EXPECT_THAT(Error(), HasSubstr("'mxfp4', but no tensor ends with _blocks"));
+}
+
+// A folder of a model in another method.
+class QuantisedFolderTest : public ::testing::Test {
+ protected:
+  void Write(const char* format) const {
+    testing::WriteQuantisedFolder("tests/data/tiny/llama", {format, {format}}, /*seed=*/1,
+                                  folder_.path());
+  }
+  std::string Path(const char* name) const { return folder_.path() + "/" + name; }
+  // Changes config.json and all tensors.
+  void Change(const std::function<void(Ordered& config, std::vector<testing::HfTensor>& tensors)>&
+                  change) const {
+    const auto file = SafetensorsFile::Open(Path("model.safetensors"));
+    ASSERT_TRUE(file.ok()) << file.status();
+    std::vector<testing::HfTensor> tensors;
+    for (const Tensor& tensor : file->tensors()) tensors.push_back(testing::CopyOf(tensor));
+    std::ifstream text(Path("config.json"));
+    Ordered config = Ordered::parse(text);
+    change(config, tensors);
+    testing::WriteFile(Path("config.json"), config.dump());
+    testing::WriteFile(Path("model.safetensors"), testing::Safetensors(tensors));
+  }
+  std::string Error() const {
+    const auto file = OpenCheckpoint(folder_.path());
+    if (!file.ok()) return std::string(file.status().message());
+    return std::string(LoadSpec(**file).status().message());
+  }
+
+  const testing::ScratchDirectory folder_;
+};
+
+TEST_F(QuantisedFolderTest, SaysThatItsConfigurationIsMissing) {
+  for (const auto& [format, tensor] : {std::pair{"gptq", ".qweight"},
+                                       {"w4", ".weight_packed"},
+                                       {"fp8_blocks", ".weight_scale_inv"},
+                                       {"nf4", ".weight.absmax"},
+                                       {"int8_rows", ".SCB"}}) {
+    std::filesystem::remove_all(folder_.path());
+    Write(format);
+    EXPECT_EQ(Error(), "");
+    Change([](Ordered& config, auto&) { config.erase("quantization_config"); });
+    EXPECT_THAT(Error(),
+                HasSubstr(absl::StrCat(tensor,
+                                       " is that of a quantised layer, but config.json has no "
+                                       "quantization_config")));
+  }
+}
+
+// Old tools gave each layer a bias, and scales of KV.
+TEST_F(QuantisedFolderTest, TakesBiasesOfZeros) {
+  Write("gptq");
+  const auto add = [&](char last) {
+    Change([&](Ordered&, std::vector<testing::HfTensor>& tensors) {
+      std::erase_if(tensors, [](const auto& each) { return each.name.ends_with(".bias"); });
+      std::string zeros(64 * 2, '\0');
+      zeros.back() = last;
+      tensors.push_back({"model.layers.0.self_attn.q_proj.bias", "F16", {64}, zeros});
+    });
+  };
+  add('\0');
+  EXPECT_EQ(Error(), "");
+  add('\x40');
+  EXPECT_THAT(Error(), HasSubstr("q_proj.bias: the configuration says that there is no such bias"));
+}
+
+TEST_F(QuantisedFolderTest, LeavesOutScalesOfKv) {
+  Write("fp8_blocks");
+  Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
+    for (const char* name :
+         {"k_proj.k_scale", "v_proj.v_scale", "kv_scale", "q_proj.input_scale"}) {
+      tensors.push_back(
+          {absl::StrCat("model.layers.0.self_attn.", name), "F32", {1}, std::string(4, '\x3F')});
+    }
+  });
+  EXPECT_EQ(Error(), "");
 }
 
 // What old tools wrote beside config.json counts if that says nothing.
