@@ -152,8 +152,12 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "are loaded: int8 takes about half of the memory of bfloat16, and int4 a third. Head and "
      "token vectors stay as they are. Example: --quantize=int4",
      kGroup},
-    {"--kv-type", &RoleFlags::kv_type, "bf16|fp32", 0, 0, kCompute,
-     "The type of stored keys and values.", kGroup},
+    {"--kv-type", &RoleFlags::kv_type, "bf16|fp16|fp32|fp8|int8", 0, 0, kCompute,
+     "The type of stored keys and values. fp8 and int8 take about half of the memory of bf16; "
+     "int8 is the more accurate one.",
+     kGroup},
+    {"--kv-value-type", &RoleFlags::kv_value_type, "same|bf16|fp16|fp32|fp8|int8", 0, 0, kCompute,
+     "The type of stored values, if it is another than that of keys.", kGroup},
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
      "The instruction path. auto takes the best that this CPU has. The choice never changes "
      "results.",

@@ -13,12 +13,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "cli/skipped_tensors.h"
+#include "kernels/kv_layout.h"
 #include "model/chat_template.h"
 #include "model/ggml_type.h"
 #include "model/kv_groups.h"
 #include "model/load_spec.h"
 #include "model/tensor_table.h"
 #include "model/text/tokenizer.h"
+#include "worker/compute/model_shard.h"
 
 namespace flotilla::cli {
 namespace {
@@ -126,6 +128,21 @@ std::string SkippedSummary(const model::Checkpoint& file) {
   return text.empty() ? "" : absl::StrCat("tensors not used for text: ", text, "\n");
 }
 
+// What a token's K and V take on one rank, in each type.
+std::string KvSizes(const model::ModelSpec& spec) {
+  std::vector<std::string> types;
+  for (const kernels::KvType type : kernels::kAllKvTypes) {
+    const worker::KvShape shape = worker::KvShapeOf(
+        spec, kernels::KvFormat::Both(type), {0, static_cast<std::uint32_t>(spec.layers.size())},
+        spec.attention().kv_heads);
+    const double bytes = static_cast<double>(shape.bytes_per_block()) *
+                         static_cast<double>(spec.kv_groups.size()) / kernels::kKvBlockTokens;
+    types.push_back(absl::StrFormat("%s %.0f (%.0f per GiB)", kernels::KvTypeName(type), bytes,
+                                    (1 << 30) / bytes));
+  }
+  return absl::StrCat("KV bytes of a token (tokens): ", absl::StrJoin(types, ", "), "\n");
+}
+
 // Says what the model is, or why flotilla cannot serve it.
 std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
   if (!spec.ok()) return absl::StrCat("cannot be served: ", Shown(spec.status()));
@@ -157,7 +174,7 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
   out << ")\n"
       << SkippedSummary(file) << Summary(spec) << "\n"
-      << TextSummary(file) << "\n\nmetadata\n";
+      << (spec.ok() ? KvSizes(*spec) : "") << TextSummary(file) << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
     out << "  " << std::left << std::setw(42) << entry.name << std::setw(14) << entry.type
@@ -168,7 +185,7 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   out << "\ntensors\n";
   for (const model::Tensor& tensor : file.tensors()) {
     out << "  " << std::left << std::setw(42) << Escaped(tensor.name) << std::setw(8)
-        << model::TypeName(tensor) << std::setw(18) << Shape(tensor)
+        << model::TypeName(tensor) << ' ' << std::setw(17) << Shape(tensor)
         << absl::StrFormat("%9.2f MB", tensor.bytes() / 1e6);
     const auto role = roles.find(std::string(tensor.name));
     if (role != roles.end()) out << "  " << role->second;

@@ -6,6 +6,8 @@
 #include <boost/asio/ip/address.hpp>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <string_view>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -38,7 +40,19 @@ absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
   return weights;
 }
 
+// The type of that name, which there is.
+kernels::KvType KvTypeNamed(std::string_view name) {
+  return *std::find_if(std::begin(kernels::kAllKvTypes), std::end(kernels::kAllKvTypes),
+                       [&](kernels::KvType type) { return kernels::KvTypeName(type) == name; });
+}
+
 }  // namespace
+
+kernels::KvFormat KvFormatOf(const RoleFlags& flags) {
+  const bool same = flags.kv_value_type == "same";
+  return {.key = KvTypeNamed(flags.kv_type),
+          .value = KvTypeNamed(same ? flags.kv_type : flags.kv_value_type)};
+}
 
 std::string ModelId(const RoleFlags& flags) {
   if (!flags.served_model_name.empty()) return flags.served_model_name;
@@ -55,7 +69,7 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
   worker::RankOptions options;
   options.model_id = model_id;
   options.recipe = flags.compute == "fp32" ? worker::Recipe::kFp32 : worker::Recipe::kAccurate;
-  options.kv_format = flags.kv_type == "fp32" ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
+  options.kv_format = KvFormatOf(flags);
   options.isa = *isa;
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
                    .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};

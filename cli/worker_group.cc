@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   const absl::StatusOr<TokenizerBundle> tokenizer = (*file)->ReadTokenizer();
   if (!tokenizer.ok()) return tokenizer.status();
   LogSkippedTensors(**file, *log);
+  LogUnpackedTensors(**file, *log);
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id);
   if (!options.ok()) return options.status();
   if (auto wrong = CheckModelFlags(flags, *options, **file); !wrong.ok()) return wrong;
@@ -90,7 +91,8 @@ StepExecutor* WorkerGroup::executor() {
 }
 
 void WorkerGroup::AddMetrics(Metrics& metrics) const {
-  worker::AddKvConfigInfo(metrics, flags_.kv_type, static_cast<std::uint32_t>(flags_.kv_blocks),
+  worker::AddKvConfigInfo(metrics, kernels::KvFormatName(KvFormatOf(flags_)),
+                          static_cast<std::uint32_t>(flags_.kv_blocks),
                           static_cast<std::uint32_t>(flags_.block_tokens));
   worker::WatchWorker(metrics,
                       in_process_.has_value() ? &in_process_->probe() : &processes_->probe());

@@ -1,17 +1,20 @@
 // Layout of the paged KV cache on CPU, shared by the kernels and by the worker
 // that owns the memory. Pure constants and arithmetic.
 //
-// A block holds 16 tokens. Per layer and KV head it has one 64-byte aligned
-// record, K first, then V:
-//   bf16  K [key/2][16 tokens][2]   V [8 token pairs][value][2]
-//   fp32  K [key][16 tokens]        V [16 tokens][value]
-// With this layout one 64-byte load of K is sixteen keys, and one of V sixteen dimensions.
+// A block holds 16 tokens. Per layer and KV head it has one 64-byte aligned record: K, then V, then
+// the scales of K and those of V, filled up to 64 bytes:
+//   bf16             K [key/2][16 tokens][2]   V [8 token pairs][value][2]
+//   fp32, fp16       K [key][16 tokens]        V [16 tokens][value]
+//   int8, fp8        the same in bytes; scales: d [16 tokens], of int8 also m [16 tokens], bf16
+// With this layout one load of K is sixteen keys, and one of V sixteen dimensions. What a number
+// means is in kernels/kv_codec.h. K and V may have different types.
 //
 // V of a token may be the first elements of its K (the latent of multi-head latent attention,
 // arXiv 2405.04434). Then the record is K alone.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -22,20 +25,55 @@ inline constexpr int kKvBlockTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxLatentDim = 576;  // DeepSeek V3: a latent of 512, 64 with positions
 
-enum class KvFormat : uint8_t { kBf16, kF32 };
+enum class KvType : uint8_t { kBf16, kF32, kF16, kInt8, kFp8 };
+
+inline constexpr KvType kAllKvTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kFp8,
+                                         KvType::kInt8};
 
 // As flags, metrics and the numerics id have it.
-constexpr std::string_view KvFormatName(KvFormat format) {
-  switch (format) {
-    case KvFormat::kBf16:
+constexpr std::string_view KvTypeName(KvType type) {
+  switch (type) {
+    case KvType::kBf16:
       return "bf16";
-    case KvFormat::kF32:
+    case KvType::kF32:
       return "fp32";
+    case KvType::kF16:
+      return "fp16";
+    case KvType::kInt8:
+      return "int8";
+    case KvType::kFp8:
+      return "fp8";
   }
   return "";
 }
 
-constexpr int64_t KvElementBytes(KvFormat format) { return format == KvFormat::kBf16 ? 2 : 4; }
+// Those of K and of V.
+struct KvFormat {
+  KvType key = KvType::kBf16;
+  KvType value = KvType::kBf16;
+
+  static const KvFormat kBf16, kF32;
+  static constexpr KvFormat Both(KvType type) { return {.key = type, .value = type}; }
+
+  bool operator==(const KvFormat&) const = default;
+};
+inline constexpr KvFormat KvFormat::kBf16 = KvFormat::Both(KvType::kBf16);
+inline constexpr KvFormat KvFormat::kF32 = KvFormat::Both(KvType::kF32);
+
+// E.g. "bf16", or "int8, V fp16".
+inline std::string KvFormatName(const KvFormat& format) {
+  std::string name(KvTypeName(format.key));
+  if (format.value == format.key) return name;
+  return name + ", V " + std::string(KvTypeName(format.value));
+}
+
+constexpr int64_t KvElementBytes(KvType type) {
+  return type == KvType::kF32 ? 4 : type == KvType::kInt8 || type == KvType::kFp8 ? 1 : 2;
+}
+// Of the scales of a record.
+constexpr int64_t KvScaleBytes(KvType type) {
+  return (type == KvType::kInt8 ? 4 : type == KvType::kFp8 ? 2 : 0) * kKvBlockTokens;
+}
 
 // The elements of a token's K and V, for one layer and KV head: multiples of 16, at most
 // kMaxHeadDim, or with a prefix kMaxLatentDim.
@@ -51,27 +89,35 @@ struct KvDims {
   bool operator==(const KvDims&) const = default;
 };
 
-// Bytes of one record (K and V of 16 tokens of one layer and KV head).
-constexpr int64_t KvRecordBytes(KvFormat format, const KvDims& dims) {
-  return KvElementBytes(format) * kKvBlockTokens * dims.stored();
+// Byte offsets inside a record: of V (0 with a prefix), and of the scales of K and of V.
+constexpr int64_t KvValueOffset(const KvFormat& format, const KvDims& dims) {
+  return dims.prefix ? 0 : KvElementBytes(format.key) * kKvBlockTokens * dims.key;
+}
+constexpr int64_t KvKeyScaleOffset(const KvFormat& format, const KvDims& dims) {
+  const int64_t values = dims.prefix ? 0 : KvElementBytes(format.value) * dims.value;
+  return (KvElementBytes(format.key) * dims.key + values) * kKvBlockTokens;
+}
+constexpr int64_t KvValueScaleOffset(const KvFormat& format, const KvDims& dims) {
+  return KvKeyScaleOffset(format, dims) + (dims.prefix ? 0 : KvScaleBytes(format.key));
 }
 
-// Byte offset of V inside a record; 0 with a prefix.
-constexpr int64_t KvValueOffset(KvFormat format, const KvDims& dims) {
-  return dims.prefix ? 0 : KvElementBytes(format) * kKvBlockTokens * dims.key;
+// Bytes of one record (K and V of 16 tokens of one layer and KV head).
+constexpr int64_t KvRecordBytes(const KvFormat& format, const KvDims& dims) {
+  const KvType last = dims.prefix ? format.key : format.value;
+  return (KvValueScaleOffset(format, dims) + KvScaleBytes(last) + 63) / 64 * 64;
 }
 
 // UNIMPLEMENTED: kernels cannot attend with such K and V.
 absl::Status CheckKvDims(const KvDims& dims);
 
 // Element index (not bytes) inside K or V of token `slot` (0..15), dimension d.
-constexpr int64_t KvKeyIndex(KvFormat format, int slot, int d) {
-  return format == KvFormat::kBf16 ? (d / 2 * kKvBlockTokens + slot) * 2 + d % 2
-                                   : d * kKvBlockTokens + slot;
+constexpr int64_t KvKeyIndex(KvType type, int slot, int d) {
+  return type == KvType::kBf16 ? (d / 2 * kKvBlockTokens + slot) * 2 + d % 2
+                               : d * kKvBlockTokens + slot;
 }
-constexpr int64_t KvValueIndex(KvFormat format, int dim, int slot, int d) {
-  return format == KvFormat::kBf16 ? (static_cast<int64_t>(slot) / 2 * dim + d) * 2 + slot % 2
-                                   : static_cast<int64_t>(slot) * dim + d;
+constexpr int64_t KvValueIndex(KvType type, int dim, int slot, int d) {
+  return type == KvType::kBf16 ? (static_cast<int64_t>(slot) / 2 * dim + d) * 2 + slot % 2
+                               : static_cast<int64_t>(slot) * dim + d;
 }
 
 }  // namespace flotilla::kernels

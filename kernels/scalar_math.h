@@ -144,4 +144,19 @@ inline float HalfToFloat(uint16_t h) {
   return BitsFloat(sign | FloatBits(subnormal));
 }
 
+// fp32 to the nearest IEEE half, ties to even; NaN stays one.
+inline uint16_t FloatToHalf(float x) {
+  const uint32_t bits = FloatBits(x), size = bits & 0x7FFFFFFFu;
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
+  // Of a NaN the upper bits stay, as instructions have it.
+  if (size > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u | (size >> 13 & 0x1FFu));
+  if (size >= 0x477FF000u) return sign | 0x7C00u;  // rounds past 65504
+  if (size < 0x38800000u) {                        // below 2^-14: subnormal
+    // The addition rounds to units of 2^-24, which are then in the lowest bits.
+    return static_cast<uint16_t>(sign | (FloatBits(BitsFloat(size) + 0.5f) - 0x3F000000u));
+  }
+  const uint32_t rounded = size + 0xFFFu + (size >> 13 & 1u);
+  return static_cast<uint16_t>(sign | ((rounded >> 13) - (112u << 10)));
+}
+
 }  // namespace flotilla::kernels

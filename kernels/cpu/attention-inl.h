@@ -48,9 +48,31 @@ FLOTILLA_INLINE typename S::F OddHalf(typename S::I words) {
   return S::FromBits(S::IAnd(words, S::ISet1(static_cast<int32_t>(0xFFFF0000u))));
 }
 
-// Scores of V blocks of 16 keys for N rows: p[r][16 v ...] = q[r] . K.
-template <class S, KvFormat kFormat, int N, int V, int kDim>
-FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim,
+// d and m of tokens of one block in fp32, as loads multiply them: d of FP8 is 256 times the scale.
+template <class S, KvType kType>
+FLOTILLA_INLINE typename S::F ScaleVector(const std::byte* scales) {
+  if constexpr (kType == KvType::kInt8) return S::LoadBf16(scales);
+  return S::Mul(S::LoadBf16(scales), S::Set1(256));
+}
+
+// 16 elements that follow each other, with the scales of their tokens.
+template <class S, KvType kType>
+FLOTILLA_INLINE typename S::F LoadElements(const std::byte* at, typename S::F d, typename S::F m) {
+  if constexpr (kType == KvType::kF32) {
+    return S::Load(reinterpret_cast<const float*>(at));
+  } else if constexpr (kType == KvType::kF16) {
+    return S::LoadHalf(at);
+  } else if constexpr (kType == KvType::kInt8) {
+    return S::Fma(d, S::LoadUint8(at), m);
+  } else {
+    return S::Mul(d, S::LoadFp8(at));
+  }
+}
+
+// Scores of V blocks of 16 keys for N rows: p[r][16 v ...] = q[r] . K. The scales of K lie `scales`
+// bytes behind it.
+template <class S, KvType kType, int N, int V, int kDim>
+FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, int64_t scales,
                                  AttentionRows<N, kDim>* rows, int first) {
   using F = typename S::F;
   F score[N * V];
@@ -65,7 +87,7 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim,
     }
   };
   F key[V];
-  if constexpr (kFormat == KvFormat::kBf16) {
+  if constexpr (kType == KvType::kBf16) {
     for (int d = 0; d < dim; d += 2) {
       FLOTILLA_UNROLL
       for (int v = 0; v < V; ++v) key[v] = EvenHalf<S>(S::ILoad(blocks[v] + d * 32));
@@ -75,10 +97,18 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim,
       step(key, d + 1);
     }
   } else {
+    F scale[V], minimum[V];
+    FLOTILLA_UNROLL
+    for (int v = 0; v < V; ++v) {
+      scale[v] = minimum[v] = S::Zero();
+      if constexpr (KvScaleBytes(kType) > 0) scale[v] = ScaleVector<S, kType>(blocks[v] + scales);
+      if constexpr (kType == KvType::kInt8) minimum[v] = S::LoadBf16(blocks[v] + scales + 32);
+    }
     for (int d = 0; d < dim; ++d) {
       FLOTILLA_UNROLL
       for (int v = 0; v < V; ++v) {
-        key[v] = S::Load(reinterpret_cast<const float*>(blocks[v] + d * 64));
+        const std::byte* at = blocks[v] + d * kKvBlockTokens * KvElementBytes(kType);
+        key[v] = LoadElements<S, kType>(at, scale[v], minimum[v]);
       }
       step(key, d);
     }
@@ -162,10 +192,11 @@ FLOTILLA_INLINE void SoftmaxTile(AttentionRows<N, kDim>* rows, int r, int dim) {
 }
 
 // o[r][d, d + 16 V) += p[r][key] * V[key] for keys [begin, end) of one block, rows
-// [row, row + N). `values` has `dim` elements of each key, those from `at` on being the ones.
-template <class S, KvFormat kFormat, int N, int V, class Rows>
-FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, int end, Rows* rows,
-                                 int row, int first_key, int d, int at) {
+// [row, row + N). `values` has `dim` elements of each key, those from `at` on being the ones;
+// `scales` are d [16] and m [16].
+template <class S, KvType kType, int N, int V, class Rows>
+FLOTILLA_INLINE void BlockValues(const std::byte* values, const float* scales, int dim, int begin,
+                                 int end, Rows* rows, int row, int first_key, int d, int at) {
   using F = typename S::F;
   F o[N * V];
   FLOTILLA_UNROLL
@@ -175,13 +206,19 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, in
   }
   for (int slot = begin; slot < end; ++slot) {
     F value[V];
+    F scale = S::Zero(), minimum = S::Zero();
+    if constexpr (KvScaleBytes(kType) > 0) {
+      scale = S::Set1(scales[slot]);
+      minimum = S::Set1(scales[kKvBlockTokens + slot]);
+    }
     FLOTILLA_UNROLL
     for (int v = 0; v < V; ++v) {
-      if constexpr (kFormat == KvFormat::kBf16) {
+      if constexpr (kType == KvType::kBf16) {
         const auto words = S::ILoad(values + (slot / 2 * dim + at + v * 16) * 4);
         value[v] = slot % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words);
       } else {
-        value[v] = S::Load(reinterpret_cast<const float*>(values) + slot * dim + at + v * 16);
+        const std::byte* from = values + (slot * dim + at + v * 16) * KvElementBytes(kType);
+        value[v] = LoadElements<S, kType>(from, scale, minimum);
       }
     }
     FLOTILLA_UNROLL
@@ -200,13 +237,24 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, int dim, int begin, in
 
 // Elements [d, d + count) of K of the tokens in slots [begin, end) of a record, token by token in
 // fp32: out [16 tokens][count]. Slots beside these are written, too. `count` is a multiple of 4.
-template <KvFormat kFormat>
-FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int d, int count, int begin, int end,
-                                   float* out) {
+template <class S, KvType kType>
+FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int64_t scales, int d, int count,
+                                   int begin, int end, float* out) {
+  constexpr bool kDecodes = kType != KvType::kBf16 && kType != KvType::kF32;
+  alignas(64) float decoded[kDecodes ? 16 * 4 * kKvBlockTokens : 1];  // [count][16 tokens]
+  if constexpr (kDecodes) {
+    auto scale = S::Zero(), minimum = S::Zero();
+    if constexpr (KvScaleBytes(kType) > 0) scale = ScaleVector<S, kType>(record + scales);
+    if constexpr (kType == KvType::kInt8) minimum = S::LoadBf16(record + scales + 32);
+    for (int i = 0; i < count; ++i) {
+      const std::byte* at = record + (d + i) * kKvBlockTokens * KvElementBytes(kType);
+      S::Store(decoded + i * kKvBlockTokens, LoadElements<S, kType>(at, scale, minimum));
+    }
+  }
   for (int slot = begin / 4 * 4; slot < end; slot += 4) {
     for (int i = 0; i < count; i += 4) {
       __m128 key[4];
-      if constexpr (kFormat == KvFormat::kBf16) {
+      if constexpr (kType == KvType::kBf16) {
         for (int pair = 0; pair < 2; ++pair) {
           const std::byte* at = record + (((d + i) / 2 + pair) * kKvBlockTokens + slot) * 4;
           const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
@@ -215,7 +263,9 @@ FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int d, int count, in
               _mm_and_si128(words, _mm_set1_epi32(static_cast<int32_t>(0xFFFF0000u))));
         }
       } else {
-        const float* at = reinterpret_cast<const float*>(record) + (d + i) * kKvBlockTokens + slot;
+        const float* at =
+            kDecodes ? decoded + i * kKvBlockTokens + slot
+                     : reinterpret_cast<const float*>(record) + (d + i) * kKvBlockTokens + slot;
         for (int j = 0; j < 4; ++j) key[j] = _mm_loadu_ps(at + j * kKvBlockTokens);
       }
       _MM_TRANSPOSE4_PS(key[0], key[1], key[2], key[3]);
@@ -224,44 +274,99 @@ FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int d, int count, in
   }
 }
 
-// BlockValues of the record of one block, which has V or a prefix of K.
-template <class S, KvFormat kFormat, int N, int V, class Rows>
-FLOTILLA_INLINE void RecordValues(const std::byte* at, int dim, int from, int to, Rows* rows,
-                                  int row, int key, int d) {
+// BlockValues of the record of one block, which has V or a prefix of K. `values` are those, and
+// their scales lie `scales` bytes behind the record's begin.
+template <class S, KvType kType, int N, int V, class Rows>
+FLOTILLA_INLINE void RecordValues(const std::byte* record, const std::byte* values,
+                                  const float* token_scales, int64_t scales, int dim, int from,
+                                  int to, Rows* rows, int row, int key, int d) {
   if constexpr (Rows::kPrefix) {
-    alignas(64) float values[kKvBlockTokens * 16 * V];
-    TransposeKeys<kFormat>(at, d, 16 * V, from, to, values);
-    BlockValues<S, KvFormat::kF32, N, V>(reinterpret_cast<const std::byte*>(values), 16 * V, from,
-                                         to, rows, row, key, d, 0);
+    alignas(64) float transposed[kKvBlockTokens * 16 * V];
+    TransposeKeys<S, kType>(record, scales, d, 16 * V, from, to, transposed);
+    BlockValues<S, KvType::kF32, N, V>(reinterpret_cast<const std::byte*>(transposed), nullptr,
+                                       16 * V, from, to, rows, row, key, d, 0);
   } else {
-    BlockValues<S, kFormat, N, V>(at, dim, from, to, rows, row, key, d, d);
+    BlockValues<S, kType, N, V>(values, token_scales, dim, from, to, rows, row, key, d, d);
   }
 }
 
+// Where V and its scales lie in a record.
+struct ValuePlace {
+  int64_t values;
+  int64_t scales;
+  int dim;
+};
+
 // Adds keys [begin, end) of the tile to rows [row, row + N).
-template <class S, KvFormat kFormat, int N, class Rows>
-FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const KvDims& dims, int begin,
+template <class S, KvType kType, int N, class Rows>
+FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const ValuePlace& place, int begin,
                                int end, Rows* rows, int row) {
   constexpr int V = S::AttentionVectors(N);
   for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
-    const std::byte* at = blocks[b] + (Rows::kPrefix ? 0 : KvValueOffset(kFormat, dims));
+    const std::byte* values = blocks[b] + place.values;
+    alignas(64) float scales[2 * kKvBlockTokens];
+    if constexpr (KvScaleBytes(kType) > 0) {
+      S::Store(scales, ScaleVector<S, kType>(blocks[b] + place.scales));
+    }
+    if constexpr (kType == KvType::kInt8) {
+      S::Store(scales + kKvBlockTokens, S::LoadBf16(blocks[b] + place.scales + 32));
+    } else if constexpr (KvScaleBytes(kType) > 0) {
+      S::Store(scales + kKvBlockTokens, S::Zero());
+    }
     const int key = b * kKvBlockTokens;
     const int from = begin > key ? begin - key : 0;
     const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
     int d = 0;
-    for (; d + 16 * V <= dims.value; d += 16 * V) {
-      RecordValues<S, kFormat, N, V>(at, dims.value, from, to, rows, row, key, d);
+    for (; d + 16 * V <= place.dim; d += 16 * V) {
+      RecordValues<S, kType, N, V>(blocks[b], values, scales, place.scales, place.dim, from, to,
+                                   rows, row, key, d);
     }
-    for (; d < dims.value; d += 16) {
-      RecordValues<S, kFormat, N, 1>(at, dims.value, from, to, rows, row, key, d);
+    for (; d < place.dim; d += 16) {
+      RecordValues<S, kType, N, 1>(blocks[b], values, scales, place.scales, place.dim, from, to,
+                                   rows, row, key, d);
     }
   }
 }
 
-template <class S, KvFormat kFormat, int N, int kDim>
-__attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
-                                          AttentionRows<N, kDim>* rows) {
+// The scores of the tile's blocks [b, end).
+template <class S, KvType kType, int N, int kDim>
+__attribute__((noinline)) void TileScores(const std::byte* const* blocks, int b, int end, int dim,
+                                          int64_t scales, AttentionRows<N, kDim>* rows) {
   constexpr int V = S::AttentionVectors(N);
+  for (; b + V <= end; b += V) {
+    BlockScores<S, kType, N, V>(blocks + b, dim, scales, rows, b * kKvBlockTokens);
+  }
+  for (; b < end; ++b) {
+    BlockScores<S, kType, N, 1>(blocks + b, dim, scales, rows, b * kKvBlockTokens);
+  }
+}
+
+// Adds V of the tile: of the keys that only earlier rows see, those that all rows see, and then
+// those that only later rows see.
+template <class S, KvType kType, int N, int kDim>
+__attribute__((noinline)) void TileValues(const std::byte* const* blocks, const ValuePlace& place,
+                                          AttentionRows<N, kDim>* rows) {
+  const int common_first = rows->tile_first[N - 1];
+  const int common = rows->tile_keys[0] > common_first ? rows->tile_keys[0] : common_first;
+  for (int r = 0; r < N - 1; ++r) {
+    const int end = rows->tile_keys[r] < common_first ? rows->tile_keys[r] : common_first;
+    if (rows->tile_first[r] < end) {
+      AddValues<S, kType, 1>(blocks, place, rows->tile_first[r], end, rows, r);
+    }
+  }
+  if (common_first < common) {
+    AddValues<S, kType, N>(blocks, place, common_first, common, rows, 0);
+  }
+  for (int r = 1; r < N; ++r) {
+    if (rows->tile_keys[r] > common) {
+      AddValues<S, kType, 1>(blocks, place, common, rows->tile_keys[r], rows, r);
+    }
+  }
+}
+
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
+                                AttentionRows<N, kDim>* rows) {
   const KvView& cache = args.cache;
   const auto in_tile = [&](int key) {
     return key < begin ? 0 : key - begin < kTileKeys ? key - begin : kTileKeys;
@@ -273,40 +378,28 @@ __attribute__((noinline)) void AttendTile(const AttentionArgs& args, int begin,
   const int longest = rows->tile_keys[N - 1];
   const int block_count = (longest + kKvBlockTokens - 1) / kKvBlockTokens;
   const std::byte* blocks[kTileBlocks];
-  int b = rows->tile_first[0] / kKvBlockTokens;
-  for (int i = b; i < block_count; ++i) {
+  const int first_block = rows->tile_first[0] / kKvBlockTokens;
+  for (int i = first_block; i < block_count; ++i) {
     blocks[i] = KvRecord(cache, args.kv_head, begin + i * kKvBlockTokens);
   }
-  for (; b + V <= block_count; b += V) {
-    BlockScores<S, kFormat, N, V>(blocks + b, cache.dims.key, rows, b * kKvBlockTokens);
-  }
-  for (; b < block_count; ++b) {
-    BlockScores<S, kFormat, N, 1>(blocks + b, cache.dims.key, rows, b * kKvBlockTokens);
-  }
+  const KvFormat& format = cache.format;
+  const int64_t key_scales = KvKeyScaleOffset(format, cache.dims);
+  VisitKvType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+    TileScores<S, kType>(blocks, first_block, block_count, cache.dims.key, key_scales, rows);
+  });
   const bool adjusts = args.softcap != 0 || args.slopes != nullptr;
   for (int r = 0; r < N; ++r) {
     if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
     if (adjusts) AdjustScores<S>(args, begin, rows, r);
     SoftmaxTile<S>(rows, r, cache.dims.value);
   }
-  // Adds the keys that only earlier rows see, those that all rows see, and then those that only
-  // later rows see.
-  const int common_first = rows->tile_first[N - 1];
-  const int common = rows->tile_keys[0] > common_first ? rows->tile_keys[0] : common_first;
-  for (int r = 0; r < N - 1; ++r) {
-    const int end = rows->tile_keys[r] < common_first ? rows->tile_keys[r] : common_first;
-    if (rows->tile_first[r] < end) {
-      AddValues<S, kFormat, 1>(blocks, cache.dims, rows->tile_first[r], end, rows, r);
-    }
-  }
-  if (common_first < common) {
-    AddValues<S, kFormat, N>(blocks, cache.dims, common_first, common, rows, 0);
-  }
-  for (int r = 1; r < N; ++r) {
-    if (rows->tile_keys[r] > common) {
-      AddValues<S, kFormat, 1>(blocks, cache.dims, common, rows->tile_keys[r], rows, r);
-    }
-  }
+  constexpr bool kPrefix = AttentionRows<N, kDim>::kPrefix;
+  const ValuePlace place{KvValueOffset(format, cache.dims),
+                         kPrefix ? key_scales : KvValueScaleOffset(format, cache.dims),
+                         cache.dims.value};
+  VisitKvType(kPrefix ? format.key : format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+    TileValues<S, kType>(blocks, place, rows);
+  });
 }
 
 // Merges the segment that begins at `begin` into the rows' totals.
@@ -351,7 +444,7 @@ FLOTILLA_INLINE void AddSink(float sink, AttentionRows<N, kDim>* rows, int r, in
 }
 
 // Rows [row, row + N) of the flattened (token, head) list.
-template <class S, KvFormat kFormat, int kDim, int N>
+template <class S, int kDim, int N>
 __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
   AttentionRows<N, kDim> rows;
   const int dim = args.cache.dims.key, value_dim = args.cache.dims.value;
@@ -378,7 +471,7 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
     const int end = segment + kSegmentKeys < keys ? segment + kSegmentKeys : keys;
     const int first_tile = first / kTileKeys * kTileKeys;
     for (int begin = first_tile > segment ? first_tile : segment; begin < end; begin += kTileKeys) {
-      AttendTile<S, kFormat>(args, begin, &rows);
+      AttendTile<S>(args, begin, &rows);
     }
     MergeSegment<S>(&rows, segment, value_dim);
   }
@@ -397,22 +490,13 @@ __attribute__((noinline)) void AttendRows(const AttentionArgs& args, int row) {
 }
 
 // Rows [begin, end) in groups of N, the rest in smaller ones.
-template <class S, KvFormat kFormat, int kDim, int N>
+template <class S, int kDim, int N>
 void AttendRange(const AttentionArgs& args, int begin, int end) {
-  for (; begin + N <= end; begin += N) AttendRows<S, kFormat, kDim, N>(args, begin);
+  for (; begin + N <= end; begin += N) AttendRows<S, kDim, N>(args, begin);
   if constexpr (N > 4) {
-    AttendRange<S, kFormat, kDim, 4>(args, begin, end);
+    AttendRange<S, kDim, 4>(args, begin, end);
   } else if constexpr (N > 1) {
-    AttendRange<S, kFormat, kDim, N - 1>(args, begin, end);
-  }
-}
-
-template <class S, int kDim>
-void AttendAs(const AttentionArgs& args, int begin, int end) {
-  if (args.cache.format == KvFormat::kBf16) {
-    AttendRange<S, KvFormat::kBf16, kDim, S::kAttentionRows>(args, begin, end);
-  } else {
-    AttendRange<S, KvFormat::kF32, kDim, S::kAttentionRows>(args, begin, end);
+    AttendRange<S, kDim, N - 1>(args, begin, end);
   }
 }
 
@@ -421,9 +505,9 @@ void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
   const int begin = token_begin * args.heads;
   const int end = token_end * args.heads;
   if (args.cache.dims.prefix) {
-    AttendAs<S, kMaxLatentDim>(args, begin, end);
+    AttendRange<S, kMaxLatentDim, S::kAttentionRows>(args, begin, end);
   } else {
-    AttendAs<S, kMaxHeadDim>(args, begin, end);
+    AttendRange<S, kMaxHeadDim, S::kAttentionRows>(args, begin, end);
   }
 }
 

@@ -1,9 +1,12 @@
-// Encoding of K and V into the paged cache.
+// Encoding of K and V into the paged cache, as kernels/kv_codec.h says.
 #pragma once
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "kernels/cpu/simd.h"
+#include "kernels/kv_codec.h"
 #include "kernels/ops.h"
 
 namespace flotilla::kernels {
@@ -25,20 +28,22 @@ FLOTILLA_INLINE typename S::I ToBf16(typename S::F x) {
 }
 
 template <class S>
-FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, const KvDims& dims, int slot,
-                               std::byte* record) {
-  for (int d = 0; d < dims.key; d += 16) {
-    // K: dimensions (2i, 2i + 1) of this token are one 32-bit word of row i.
+FLOTILLA_INLINE void WriteBf16Key(const float* k, int dim, int slot, std::byte* keys) {
+  for (int d = 0; d < dim; d += 16) {
+    // Dimensions (2i, 2i + 1) of this token are one 32-bit word of row i.
     alignas(64) uint32_t words[16];
     S::IStore(words, ToBf16<S>(S::Load(k + d)));
-    uint32_t* keys = reinterpret_cast<uint32_t*>(record) + d / 2 * kKvBlockTokens + slot;
+    uint32_t* at = reinterpret_cast<uint32_t*>(keys) + d / 2 * kKvBlockTokens + slot;
     FLOTILLA_UNROLL
-    for (int i = 0; i < 8; ++i) keys[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
+    for (int i = 0; i < 8; ++i) at[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
   }
-  if (dims.prefix) return;
-  std::byte* values = record + KvValueOffset(KvFormat::kBf16, dims) + slot / 2 * dims.value * 4;
-  for (int d = 0; d < dims.value; d += 16) {
-    // V: an even token is the low half of its words and clears the high one.
+}
+
+template <class S>
+FLOTILLA_INLINE void WriteBf16Value(const float* v, int dim, int slot, std::byte* values) {
+  values += slot / 2 * dim * 4;
+  for (int d = 0; d < dim; d += 16) {
+    // An even token is the low half of its words and clears the high one.
     const auto encoded = ToBf16<S>(S::Load(v + d));
     if (slot % 2 == 0) {
       S::IStore(values + d * 4, encoded);
@@ -49,17 +54,15 @@ FLOTILLA_INLINE void WriteBf16(const float* k, const float* v, const KvDims& dim
   }
 }
 
-// Writes `count` tokens of one block. K of four tokens is transposed in registers, four dimensions
+// Writes K of `count` tokens of one block. Four tokens are transposed in registers, four dimensions
 // at a time. Single tokens, as in decode, are scattered.
-template <class S>
-FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, int count,
-                              const KvDims& dims, int slot, std::byte* record) {
+inline void WriteF32Keys(const float* k, int64_t stride, int count, int dim, int slot,
+                         std::byte* record) {
   float* keys = reinterpret_cast<float*>(record) + slot;
-  float* values = reinterpret_cast<float*>(record + KvValueOffset(KvFormat::kF32, dims));
   int token = 0;
   for (; token + 4 <= count; token += 4) {
     const float* source = k + token * stride;
-    for (int d = 0; d < dims.key; d += 4) {
+    for (int d = 0; d < dim; d += 4) {
       __m128 a = _mm_loadu_ps(source + d);
       __m128 b = _mm_loadu_ps(source + stride + d);
       __m128 c = _mm_loadu_ps(source + 2 * stride + d);
@@ -73,19 +76,140 @@ FLOTILLA_INLINE void WriteF32(const float* k, const float* v, int64_t stride, in
     }
   }
   for (; token < count; ++token) {
-    for (int d = 0; d < dims.key; ++d) keys[d * kKvBlockTokens + token] = k[token * stride + d];
+    for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens + token] = k[token * stride + d];
   }
-  if (dims.prefix) return;
-  for (int i = 0; i < count; ++i) {
-    for (int d = 0; d < dims.value; d += 16) {
-      S::Store(values + (slot + i) * dims.value + d, S::Load(v + i * stride + d));
+}
+
+// KvScaleOf, by vectors. `dim` is a multiple of 16.
+template <class S, KvType kType>
+FLOTILLA_INLINE KvScale ScaleOfToken(const float* x, int dim) {
+  auto largest = S::IZero();
+  auto low = S::Load(x), high = low;
+  for (int d = 0; d < dim; d += 16) {
+    const auto element = S::Load(x + d);
+    largest = S::IMax(largest, S::IAnd(S::Bits(element), S::ISet1(0x7FFFFFFF)));
+    low = S::Min(element, low);
+    high = S::Max(element, high);
+  }
+  // The extremes of the lanes are those of all elements.
+  const auto most = static_cast<uint32_t>(S::IMaxLane(largest));
+  if constexpr (kType == KvType::kFp8) {
+    const float ends[2] = {BitsFloat(most), 0};
+    return KvScaleOf(kType, ends, 2);
+  } else {
+    const float ends[3] = {BitsFloat(most), -S::MaxLane(S::Sub(S::Zero(), low)), S::MaxLane(high)};
+    return most >= 0x7F800000u ? KvScale{kKvNan, kKvNan} : KvScaleOf(kType, ends + 1, 2);
+  }
+}
+
+// The codes of 16 elements from 0 to 255.
+template <class S, KvType kType>
+FLOTILLA_INLINE typename S::I Codes(typename S::F x, const KvScale& scale) {
+  if constexpr (kType == KvType::kInt8) {
+    const float d = Bf16ToFloat(scale.d);
+    if (!(d > 0)) return S::IZero();
+    const auto c = S::Div(S::Sub(x, S::Set1(Bf16ToFloat(scale.m))), S::Set1(d));
+    return S::ToInt(S::Min(S::Max(c, S::Zero()), S::Set1(255)));
+  } else {
+    // FloatToFp8.
+    const float d = Bf16ToFloat(scale.d);
+    if (!(d > 0)) return S::IZero();
+    const auto bits = S::Bits(S::Div(x, S::Set1(d)));
+    const auto sign = S::template Shl<7>(S::template Shr<31>(bits));
+    const auto size = S::Min(S::FromBits(S::IAnd(bits, S::ISet1(0x7FFFFFFF))), S::Set1(448.0f));
+    const auto units = S::IAnd(S::Bits(S::Add(size, S::Set1(0x1p14f))), S::ISet1(0xF));
+    const auto odd = S::IAnd(S::template Shr<20>(S::Bits(size)), S::ISet1(1));
+    const auto rounded = S::IAdd(S::Bits(size), S::IAdd(S::ISet1(0x7FFFF), odd));
+    const auto normal = S::ISub(S::template Shr<20>(rounded), S::ISet1(120 << 3));
+    return S::IOr(sign, S::ISelect(S::Gt(S::Set1(0x1p-6f), size), units, normal));
+  }
+}
+
+// Stores 16 elements in a row.
+template <class S, KvType kType>
+FLOTILLA_INLINE void StoreElements(typename S::F x, const KvScale& scale, std::byte* out) {
+  if constexpr (kType == KvType::kF32) {
+    S::Store(reinterpret_cast<float*>(out), x);
+  } else if constexpr (kType == KvType::kF16) {
+    S::StoreHalf(out, x);
+  } else {
+    S::StoreBytes(out, Codes<S, kType>(x, scale));
+  }
+}
+
+template <KvType kType>
+FLOTILLA_INLINE void StoreScale(const KvScale& scale, int slot, std::byte* scales) {
+  auto* at = reinterpret_cast<uint16_t*>(scales) + slot;
+  if constexpr (KvScaleBytes(kType) > 0) at[0] = scale.d;
+  if constexpr (kType == KvType::kInt8) at[kKvBlockTokens] = scale.m;
+}
+
+// K of consecutive tokens of one block, from `slot` on.
+template <class S, KvType kType>
+void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, std::byte* keys,
+               std::byte* scales) {
+  if constexpr (kType == KvType::kF32) {
+    WriteF32Keys(k, stride, count, dim, slot, keys);
+    return;
+  }
+  for (int token = slot; token < slot + count; ++token, k += stride) {
+    if constexpr (kType == KvType::kBf16) {
+      WriteBf16Key<S>(k, dim, token, keys);
+    } else {
+      using Element = std::conditional_t<KvElementBytes(kType) == 1, uint8_t, uint16_t>;
+      KvScale scale;
+      if constexpr (KvScaleBytes(kType) > 0) scale = ScaleOfToken<S, kType>(k, dim);
+      StoreScale<kType>(scale, token, scales);
+      for (int d = 0; d < dim; d += 16) {
+        alignas(64) Element elements[16];
+        StoreElements<S, kType>(S::Load(k + d), scale, reinterpret_cast<std::byte*>(elements));
+        Element* at = reinterpret_cast<Element*>(keys) + d * kKvBlockTokens + token;
+        FLOTILLA_UNROLL
+        for (int i = 0; i < 16; ++i) at[i * kKvBlockTokens] = elements[i];
+      }
     }
+  }
+}
+
+template <class S, KvType kType>
+void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, std::byte* values,
+                 std::byte* scales) {
+  for (int token = slot; token < slot + count; ++token, v += stride) {
+    if constexpr (kType == KvType::kBf16) {
+      WriteBf16Value<S>(v, dim, token, values);
+    } else {
+      KvScale scale;
+      if constexpr (KvScaleBytes(kType) > 0) scale = ScaleOfToken<S, kType>(v, dim);
+      StoreScale<kType>(scale, token, scales);
+      for (int d = 0; d < dim; d += 16) {
+        StoreElements<S, kType>(S::Load(v + d), scale,
+                                values + (token * dim + d) * KvElementBytes(kType));
+      }
+    }
+  }
+}
+
+// Calls visitor.operator()<kType>() for the type.
+template <class Visitor>
+FLOTILLA_INLINE void VisitKvType(KvType type, const Visitor& visitor) {
+  switch (type) {
+    case KvType::kBf16:
+      return visitor.template operator()<KvType::kBf16>();
+    case KvType::kF32:
+      return visitor.template operator()<KvType::kF32>();
+    case KvType::kF16:
+      return visitor.template operator()<KvType::kF16>();
+    case KvType::kInt8:
+      return visitor.template operator()<KvType::kInt8>();
+    case KvType::kFp8:
+      return visitor.template operator()<KvType::kFp8>();
   }
 }
 
 template <class S>
 void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
   const KvDims& dims = args.cache.dims;
+  const KvFormat& format = args.cache.format;
   // Runs of tokens that share a block.
   for (int token = token_begin; token < token_end;) {
     const int position = args.first_position + token;
@@ -94,17 +218,18 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int count = token_end - token < room ? token_end - token : room;
     for (int head = 0; head < args.heads; ++head) {
       const float* k = args.k + token * args.token_stride + head * dims.key;
-      const float* v =
-          dims.prefix ? nullptr : args.v + token * args.token_stride + head * dims.value;
       std::byte* record = KvRecord(args.cache, head, position);
-      if (args.cache.format == KvFormat::kF32) {
-        WriteF32<S>(k, v, args.token_stride, count, dims, slot, record);
-        continue;
-      }
-      for (int i = 0; i < count; ++i) {
-        WriteBf16<S>(k + i * args.token_stride, dims.prefix ? nullptr : v + i * args.token_stride,
-                     dims, slot + i, record);
-      }
+      VisitKvType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+        WriteKeys<S, kType>(k, args.token_stride, count, dims.key, slot, record,
+                            record + KvKeyScaleOffset(format, dims));
+      });
+      if (dims.prefix) continue;
+      const float* v = args.v + token * args.token_stride + head * dims.value;
+      VisitKvType(format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+        WriteValues<S, kType>(v, args.token_stride, count, dims.value, slot,
+                              record + KvValueOffset(format, dims),
+                              record + KvValueScaleOffset(format, dims));
+      });
     }
     token += count;
   }

@@ -202,6 +202,32 @@ struct Avx2 {
     const auto* q = static_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
   }
+  static FLOTILLA_INLINE F LoadUint8(const void* p) {
+    const auto half = [](const void* q) {
+      const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(q));
+      return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    };
+    return {half(p), half(static_cast<const char*>(p) + 8)};
+  }
+  static FLOTILLA_INLINE F LoadFp8(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7),
+                                            _mm256_set1_epi16(static_cast<int16_t>(0xBF80)));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  }
+  static FLOTILLA_INLINE void StoreHalf(void* p, F x) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    auto* q = static_cast<__m128i*>(p);
+    _mm_storeu_si128(q, _mm256_cvtps_ph(x.a, kNearest));
+    _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, kNearest));
+  }
+  static FLOTILLA_INLINE void StoreBytes(void* p, I x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xD8);
+    _mm_storeu_si128(
+        static_cast<__m128i*>(p),
+        _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
   template <int kIndex>
   static FLOTILLA_INLINE F HalvesToFloat(I halves) {
     const __m256i x = kIndex == 0 ? halves.a : halves.b;

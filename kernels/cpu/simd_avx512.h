@@ -119,6 +119,25 @@ struct Avx512 {
   static FLOTILLA_INLINE F LoadHalf(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
+  // 16 bytes to fp32: whole numbers from 0 to 255, and FP8 (E4M3) / 256.
+  static FLOTILLA_INLINE F LoadUint8(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+  }
+  static FLOTILLA_INLINE F LoadFp8(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    return _mm512_cvtph_ps(
+        _mm256_and_si256(halves, _mm256_set1_epi16(static_cast<int16_t>(0xBF80))));
+  }
+  // 16 halves, to nearest even; and 16 integers from 0 to 255.
+  static FLOTILLA_INLINE void StoreHalf(void* p, F x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static FLOTILLA_INLINE void StoreBytes(void* p, I x) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  }
   // Of 32 halves the first 16 (0) or the others (1) to fp32.
   template <int kIndex>
   static FLOTILLA_INLINE F HalvesToFloat(I halves) {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/kv_codec.h"
 #include "kernels/reference/lanes.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/scalar_math.h"
@@ -19,25 +20,40 @@ std::byte* Record(const KvView& cache, int head, int position) {
          head * cache.head_stride;
 }
 
-// Element `index` of the K or V that starts at `base`.
-float Load(KvFormat format, const std::byte* base, int64_t index) {
-  if (format == KvFormat::kF32) {
-    float x;
-    std::memcpy(&x, base + index * 4, sizeof x);
-    return x;
-  }
-  uint16_t x;
-  std::memcpy(&x, base + index * 2, sizeof x);
-  return Bf16ToFloat(x);
-}
+// K or V of a record: where its elements and its scales lie.
+struct Part {
+  KvType type;
+  std::byte* elements;
+  std::byte* scales;
 
-void Store(KvFormat format, std::byte* base, int64_t index, float value) {
-  if (format == KvFormat::kF32) {
-    std::memcpy(base + index * 4, &value, sizeof value);
-    return;
+  KvScale scale(int slot) const {
+    KvScale result;
+    if (KvScaleBytes(type) > 0) std::memcpy(&result.d, scales + slot * 2, sizeof result.d);
+    if (type == KvType::kInt8) {
+      std::memcpy(&result.m, scales + (kKvBlockTokens + slot) * 2, sizeof result.m);
+    }
+    return result;
   }
-  const uint16_t x = FloatToBf16(value);
-  std::memcpy(base + index * 2, &x, sizeof x);
+  float At(int slot, int64_t index) const {
+    return KvDecode(type, elements + index * KvElementBytes(type), scale(slot));
+  }
+  void Set(int64_t index, float value, const KvScale& scale) const {
+    KvEncode(type, value, scale, elements + index * KvElementBytes(type));
+  }
+  void SetScale(int slot, const KvScale& scale) const {
+    if (KvScaleBytes(type) > 0) std::memcpy(scales + slot * 2, &scale.d, sizeof scale.d);
+    if (type == KvType::kInt8) {
+      std::memcpy(scales + (kKvBlockTokens + slot) * 2, &scale.m, sizeof scale.m);
+    }
+  }
+};
+
+Part KeysOf(const KvView& cache, std::byte* record) {
+  return {cache.format.key, record, record + KvKeyScaleOffset(cache.format, cache.dims)};
+}
+Part ValuesOf(const KvView& cache, std::byte* record) {
+  return {cache.format.value, record + KvValueOffset(cache.format, cache.dims),
+          record + KvValueScaleOffset(cache.format, cache.dims)};
 }
 
 // Softmax state: running max, sum of exponentials, output not yet divided.
@@ -60,12 +76,11 @@ struct Query {
 float Score(const Query& query, int position) {
   const AttentionArgs& args = query.args;
   const KvView& cache = args.cache;
-  const std::byte* keys = Record(cache, args.kv_head, position);
+  const Part keys = KeysOf(cache, Record(cache, args.kv_head, position));
   const int slot = position % kKvBlockTokens;
   float score = 0;
   for (int d = 0; d < cache.dims.key; ++d) {
-    const float key = Load(cache.format, keys, KvKeyIndex(cache.format, slot, d));
-    score = std::fma(query.scaled[d], key, score);
+    score = std::fma(query.scaled[d], keys.At(slot, KvKeyIndex(keys.type, slot, d)), score);
   }
   if (args.softcap != 0) score = args.softcap * Tanh(score / args.softcap);
   if (args.slopes == nullptr) return score;
@@ -74,10 +89,13 @@ float Score(const Query& query, int position) {
 }
 
 // Element d of V of the token in `slot` of the record.
-float Value(const KvView& cache, const std::byte* record, int slot, int d) {
-  if (cache.dims.prefix) return Load(cache.format, record, KvKeyIndex(cache.format, slot, d));
-  return Load(cache.format, record + KvValueOffset(cache.format, cache.dims),
-              KvValueIndex(cache.format, cache.dims.value, slot, d));
+float Value(const KvView& cache, std::byte* record, int slot, int d) {
+  if (cache.dims.prefix) {
+    const Part keys = KeysOf(cache, record);
+    return keys.At(slot, KvKeyIndex(keys.type, slot, d));
+  }
+  const Part values = ValuesOf(cache, record);
+  return values.At(slot, KvValueIndex(values.type, cache.dims.value, slot, d));
 }
 
 // Adds the tile of keys that begins at `begin`, of which the query sees at least one.
@@ -102,7 +120,7 @@ void AddTile(const Query& query, int begin, State* state) {
   for (int i = 0; i < 16; ++i) lanes[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
   state->sum += LaneTree(lanes);
   for (int j = first; j < count; ++j) {
-    const std::byte* record = Record(cache, args.kv_head, begin + j);
+    std::byte* const record = Record(cache, args.kv_head, begin + j);
     const int slot = (begin + j) % kKvBlockTokens;
     for (int d = 0; d < cache.dims.value; ++d) {
       state->out[d] = std::fma(p[j], Value(cache, record, slot, d), state->out[d]);
@@ -161,19 +179,23 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int position = args.first_position + token;
     const int slot = position % kKvBlockTokens;
     for (int head = 0; head < args.heads; ++head) {
-      std::byte* keys = Record(cache, head, position);
+      std::byte* const record = Record(cache, head, position);
+      const Part keys = KeysOf(cache, record);
       const float* k = args.k + token * args.token_stride + head * cache.dims.key;
+      const KvScale key_scale = KvScaleOf(keys.type, k, cache.dims.key);
+      keys.SetScale(slot, key_scale);
       for (int d = 0; d < cache.dims.key; ++d) {
-        Store(cache.format, keys, KvKeyIndex(cache.format, slot, d), k[d]);
+        keys.Set(KvKeyIndex(keys.type, slot, d), k[d], key_scale);
       }
       if (cache.dims.prefix) continue;
-      std::byte* values = keys + KvValueOffset(cache.format, cache.dims);
+      const Part values = ValuesOf(cache, record);
       const float* v = args.v + token * args.token_stride + head * cache.dims.value;
+      const KvScale value_scale = KvScaleOf(values.type, v, cache.dims.value);
+      values.SetScale(slot, value_scale);
       for (int d = 0; d < cache.dims.value; ++d) {
-        Store(cache.format, values, KvValueIndex(cache.format, cache.dims.value, slot, d), v[d]);
-        if (cache.format == KvFormat::kBf16 && slot % 2 == 0) {
-          Store(cache.format, values, KvValueIndex(cache.format, cache.dims.value, slot + 1, d),
-                0.0f);
+        values.Set(KvValueIndex(values.type, cache.dims.value, slot, d), v[d], value_scale);
+        if (values.type == KvType::kBf16 && slot % 2 == 0) {
+          values.Set(KvValueIndex(values.type, cache.dims.value, slot + 1, d), 0.0f, value_scale);
         }
       }
     }

@@ -56,20 +56,13 @@ TEST(FlagsTest, EveryKindOfFlagIsRead) {
 
 TEST(FlagsTest, ValuesOutsideTheBoundsAreRefusedByName) {
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"--http-port", "65536"},
-      {"--speculation", "eagle"},
-      {"--draft-tokens", "0"},
-      {"--http-port", "-1"},
-      {"--http-port", "http"},
-      {"--kv-blocks", "1"},
-      {"--block-tokens", "32"},
-      {"--max-batch-tokens", "0"},
-      {"--threads", "9999999999"},
-      {"--kv-type", "int3"},
-      {"--quantize", "int3"},
-      {"--cpu-isa", "neon"},
-      {"--compute", "sloppy"},
-      {"--kv-blocks", "99999999999999999999"},
+      {"--http-port", "65536"},    {"--speculation", "eagle"},
+      {"--draft-tokens", "0"},     {"--http-port", "-1"},
+      {"--http-port", "http"},     {"--kv-blocks", "1"},
+      {"--block-tokens", "32"},    {"--max-batch-tokens", "0"},
+      {"--threads", "9999999999"}, {"--kv-type", "int3"},
+      {"--quantize", "int3"},      {"--cpu-isa", "neon"},
+      {"--compute", "sloppy"},     {"--kv-blocks", "99999999999999999999"},
   };
   for (const auto& [name, value] : bad) {
     RoleFlags flags;
@@ -178,6 +171,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   RoleFlags worker;
   worker.model = "a model.gguf";
   worker.kv_type = "fp32";
+  worker.kv_value_type = "int8";
   worker.quantize = "nf4";
   worker.kv_blocks = 77;
   worker.tensor_parallel = 3;
@@ -192,6 +186,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   ASSERT_NO_THROW(app.parse(words));
   EXPECT_EQ(rank.model, "a model.gguf");
   EXPECT_EQ(rank.kv_type, "fp32");
+  EXPECT_EQ(rank.kv_value_type, "int8");
   EXPECT_EQ(rank.quantize, "nf4");
   EXPECT_EQ(rank.kv_blocks, 77);
   EXPECT_EQ(rank.tensor_parallel, 3);

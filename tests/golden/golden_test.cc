@@ -183,5 +183,35 @@ TEST(GoldenTest, DefaultRecipeIsClose) {
   }
 }
 
+// What KV types lose against bf16, in the same recipe.
+TEST(GoldenTest, KvTypesAreClose) {
+  using enum kernels::KvType;
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  const Text text =
+      ReadText(testing::LongTests() ? "text_gpl3_long.json" : "text_statistics_py.json");
+  double bf16 = 0;
+  struct Type {
+    kernels::KvFormat format;
+    double perplexity;  // at most this part more
+    double top5;        // the mean error
+  };
+  const std::vector<Chat> chats = ReadChats();
+  for (const Type& type : {Type{{kBf16, kBf16}, 0, 0.08}, Type{{kF16, kF16}, 0.0006, 0.003},
+                           Type{{kInt8, kInt8}, 0.002, 0.05}, Type{{kFp8, kFp8}, 0.02, 0.3},
+                           Type{{kInt8, kFp8}, 0.02, 0.3}}) {
+    const std::string name = kernels::KvFormatName(type.format);
+    SCOPED_TRACE(name);
+    EngineRunner runner(file, MakeOptions(worker::Recipe::kAccurate, type.format));
+    const double ratio = PerplexityRatios(runner, {text}).front();
+    if (bf16 == 0) bf16 = ratio;
+    Record("KV " + name + ", perplexity over that of bf16", ratio / bf16);
+    EXPECT_LE(std::abs(ratio / bf16 - 1), type.perplexity);
+    const double error = Mean(TopFiveErrors(runner, chats));
+    Record("KV " + name + ", top-5 error, mean", error);
+    EXPECT_LE(error, type.top5);
+  }
+}
+
 }  // namespace
 }  // namespace flotilla::testing

@@ -6,6 +6,7 @@
 // with that of CPUs, gives these bits too.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -106,16 +107,18 @@ std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way) {
   return blocks;
 }
 
+using KvFormats = std::optional<kernels::KvFormat>;  // none: that of the recipe
+
 EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
-                                 worker::Recipe recipe) {
+                                 worker::Recipe recipe, const KvFormats& kv) {
   EngineRunner::Options options;
   options.rank.max_context = spec.served_context;
   if (way.deferred) {
     options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
   }
   options.rank.recipe = recipe;
-  options.rank.kv_format =
-      recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32 : kernels::KvFormat::kBf16;
+  options.rank.kv_format = kv.value_or(recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32
+                                                                       : kernels::KvFormat::kBf16);
   options.rank.isa = way.isa;
   options.rank.shape = way.shape;
   options.rank.kv_blocks = PoolOf(spec, way);
@@ -135,20 +138,21 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
 // Runs the requests alone, and then all together in every way, each twice: the second time most of
 // their prompts are in the prefix cache.
 void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
-                       const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0) {
+                       const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0,
+                       const KvFormats& kv = std::nullopt) {
   const auto spec = model::LoadSpec(*file, served);
   ASSERT_TRUE(spec.ok()) << spec.status();
   for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
     std::vector<std::vector<std::uint32_t>> alone;
     {
-      EngineRunner runner(file, OptionsFor(*spec, {.name = "alone", .shape = {1, 1}}, recipe));
+      EngineRunner runner(file, OptionsFor(*spec, {.name = "alone", .shape = {1, 1}}, recipe, kv));
       for (const TokenizedRequest& request : requests) {
         alone.push_back(runner.Run({request}).front().Bits());
       }
     }
     for (const Way& way : Ways(*spec, recipe)) {
       SCOPED_TRACE(absl::StrCat(std::string(worker::RecipeName(recipe)), ", ", way.name));
-      EngineRunner runner(file, OptionsFor(*spec, way, recipe));
+      EngineRunner runner(file, OptionsFor(*spec, way, recipe, kv));
       std::uint64_t cached = 0, preempted = 0;
       for (const std::uint64_t round : {1, 2}) {
         std::vector<TokenizedRequest> batch(
@@ -262,6 +266,27 @@ TEST(TinyLayouts, ExpertsMayBeThoseOfAQuantisedFolder) {
   ASSERT_TRUE(file.ok()) << file.status();
   ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/gpt_oss").ids));
 }
+
+// K and V of each type, and of two: swapped, shared, sharded and preempted as any others. The
+// latent of DeepSeek, which is K and V, and windows, too.
+class KvTypesTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
+  using enum kernels::KvType;
+  const TinyCase tiny = ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  for (const kernels::KvFormat& kv :
+       {kernels::KvFormat{kF16, kF16}, {kInt8, kInt8}, {kFp8, kFp8}, {kInt8, kF16}}) {
+    SCOPED_TRACE(kernels::KvFormatName(kv));
+    ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, kv);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, KvTypesTest,
+                         ::testing::Values("tiny/llama", "tiny/gemma2", "tiny/deepseek_v2_mla"),
+                         [](const auto& info) {
+                           return std::string(info.param).substr(std::string("tiny/").size());
+                         });
 
 class QuantisedLayoutsTest : public ::testing::TestWithParam<QuantisedLayers> {};
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/kv_codec.h"
 #include "tests/kernels/kernel_fixtures.h"
 
 namespace flotilla::kernels {
@@ -14,6 +15,22 @@ class AttentionTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(AttentionTest);
 
 constexpr int kKvHeads = 2;
+
+// Each type for both, and some that differ.
+std::vector<KvFormat> AllKvFormats() {
+  std::vector<KvFormat> formats;
+  for (const KvType type : kAllKvTypes) formats.push_back(KvFormat::Both(type));
+  formats.push_back({.key = KvType::kInt8, .value = KvType::kFp8});
+  formats.push_back({.key = KvType::kF16, .value = KvType::kInt8});
+  formats.push_back({.key = KvType::kFp8, .value = KvType::kBf16});
+  return formats;
+}
+
+// Whether a case is left out: the first two formats have all, and the others some.
+bool LeavesOut(const KvFormat& format, int length) {
+  const bool first = format == KvFormat::kBf16 || format == KvFormat::kF32;
+  return !first && length != 1 && length != 18 && length != 65 && length != 129 && length != 257;
+}
 
 // What models do besides: a window, a softcap, slopes (ALiBi), sinks.
 struct Variant {
@@ -120,18 +137,23 @@ struct Cache {
   std::vector<float> k, v, q;  // [length, heads, dims]
 };
 
+// Of K alone.
+int64_t RecordBytes(KvType type, int dim) {
+  return (16 * dim * KvElementBytes(type) + KvScaleBytes(type) + 63) / 64 * 64;
+}
+
 constexpr int kLengths[] = {1,  2,   15,  16,  17,  31,  33,  63,  64,  65,
                             66, 127, 129, 255, 256, 257, 320, 511, 513, 1037};
 
 TEST_P(AttentionTest, SameBitsAsReference) {
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvFormat& format : AllKvFormats()) {
     for (const int dim : {64, 16, 80, 256}) {
       for (const int length : kLengths) {
-        if (dim != 64 && length > 130) continue;
+        if ((dim != 64 && length > 130) || LeavesOut(format, length)) continue;
         testing::Random random(length * 1000 + dim);
         const int heads = random.Int(1, 5);
-        SCOPED_TRACE(absl::StrCat("dim ", dim, " length ", length, " heads ", heads,
-                                  format == KvFormat::kBf16 ? " bf16" : " fp32"));
+        SCOPED_TRACE(absl::StrCat("dim ", dim, " length ", length, " heads ", heads, " ",
+                                  KvFormatName(format)));
         const Cache cache(ops(), format, dim, length, random, heads);
         const int begin = std::max(0, length - random.Int(1, 9));
         for (const Variant& variant : kVariants) {
@@ -150,17 +172,21 @@ TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
   struct Dims {
     int dim, prefix;
   };
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvType type : kAllKvTypes) {
+    const KvFormat format = KvFormat::Both(type);
     for (const Dims& dims : {Dims{576, 512}, Dims{48, 32}, Dims{80, 80}, Dims{240, 16}}) {
       for (const int length : {1, 15, 16, 18, 63, 65, 129, 257, 530}) {
         if (dims.dim > 500 && length > 300) continue;
+        if (LeavesOut(format, length) || (type != KvType::kBf16 && dims.dim > 500 && length > 65)) {
+          continue;
+        }
         testing::Random random(length * 1000 + dims.dim);
         const int heads = random.Int(1, 5);
-        SCOPED_TRACE(absl::StrCat("dim ", dims.dim, " length ", length, " heads ", heads,
-                                  format == KvFormat::kBf16 ? " bf16" : " fp32"));
+        SCOPED_TRACE(absl::StrCat("dim ", dims.dim, " length ", length, " heads ", heads, " ",
+                                  KvFormatName(format)));
         const Cache cache(ops(), format, KvDims{dims.dim, dims.prefix, true}, length, random,
                           heads);
-        EXPECT_EQ(cache.record_bytes, dims.dim * 16 * KvElementBytes(format));
+        EXPECT_EQ(cache.record_bytes, RecordBytes(format.key, dims.dim));
         std::optional<Cache> apart;
         if (dims.dim <= kMaxHeadDim) {
           testing::Random same(length * 1000 + dims.dim);
@@ -189,15 +215,19 @@ TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
 // K and V need not be equally long, and a result may have fewer elements than V. Nothing is written
 // beside these: results lie side by side.
 TEST_P(AttentionTest, KeysAndValuesOfDifferentLengths) {
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvFormat& format : AllKvFormats()) {
     for (const KvDims& dims : {KvDims{48, 16}, KvDims{16, 64}, KvDims{192, 128}}) {
       for (const int length : {1, 15, 16, 18, 63, 65, 129, 300}) {
+        if (LeavesOut(format, length)) continue;
         testing::Random random(length * 1000 + dims.key);
         const int heads = random.Int(1, 5);
         SCOPED_TRACE(absl::StrCat("K ", dims.key, " V ", dims.value, " length ", length, " heads ",
-                                  heads, format == KvFormat::kBf16 ? " bf16" : " fp32"));
+                                  heads, " ", KvFormatName(format)));
         const Cache cache(ops(), format, dims, length, random, heads);
-        EXPECT_EQ(cache.record_bytes, (dims.key + dims.value) * 16 * KvElementBytes(format));
+        const int64_t both = 16 * (dims.key * KvElementBytes(format.key) +
+                                   dims.value * KvElementBytes(format.value)) +
+                             KvScaleBytes(format.key) + KvScaleBytes(format.value);
+        EXPECT_EQ(cache.record_bytes, (both + 63) / 64 * 64);
         // The same K and V, the shorter one filled up with zeros.
         const int most = std::max(dims.key, dims.value);
         Cache equal(reference(), format, most, length, random, heads);
@@ -287,7 +317,8 @@ TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
 }
 
 TEST_P(AttentionTest, ChunkingChangesNothing) {
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvFormat& format :
+       {KvFormat::kBf16, KvFormat::kF32, KvFormat{KvType::kInt8, KvType::kFp8}}) {
     for (const int heads : {1, 3}) {
       testing::Random random(17 + heads);
       const int length = 530;
@@ -328,23 +359,24 @@ TEST_P(AttentionTest, LaterTokensChangeNothing) {
 
 TEST_P(AttentionTest, WritesTheLayout) {
   testing::Random random(31);
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
-    const int dim = 48;
+  for (const KvFormat& format : AllKvFormats()) {
+    constexpr int dim = 48;
     const int length = 21;
+    SCOPED_TRACE(KvFormatName(format));
     const Cache cache(ops(), format, dim, length, random, 1);
     const Cache& c = cache;
-    const auto element = [&](const std::byte* p, int64_t index) {
-      if (format == KvFormat::kF32) {
-        float x;
-        std::memcpy(&x, p + index * 4, 4);
-        return x;
-      }
-      uint16_t x;
-      std::memcpy(&x, p + index * 2, 2);
-      return Bf16ToFloat(x);
+    // As the codec says, with the scales of the token.
+    const auto scale = [](KvType type, const std::byte* scales, int slot) {
+      KvScale result;
+      if (KvScaleBytes(type) > 0) std::memcpy(&result.d, scales + slot * 2, 2);
+      if (type == KvType::kInt8) std::memcpy(&result.m, scales + 32 + slot * 2, 2);
+      return result;
     };
-    const auto stored = [&](float x) {
-      return format == KvFormat::kF32 ? x : Bf16ToFloat(FloatToBf16(x));
+    const auto stored = [](KvType type, const float* token, int d) {
+      std::byte element[4];
+      const KvScale scale = KvScaleOf(type, token, dim);
+      KvEncode(type, token[d], scale, element);
+      return KvDecode(type, element, scale);
     };
     for (int position = 0; position < 32; ++position) {
       const int slot = position % kKvBlockTokens;
@@ -354,16 +386,23 @@ TEST_P(AttentionTest, WritesTheLayout) {
                                 head * c.record_bytes;
         const std::byte* values = keys + KvValueOffset(format, cache.dims);
         for (int d = 0; d < dim; ++d) {
-          const float key = element(keys, KvKeyIndex(format, slot, d));
-          const float value = element(values, KvValueIndex(format, dim, slot, d));
+          const auto at = [&](KvType type, const std::byte* elements, int64_t scales,
+                              int64_t index) {
+            return KvDecode(type, elements + index * KvElementBytes(type),
+                            scale(type, keys + scales, slot));
+          };
+          const float key = at(format.key, keys, KvKeyScaleOffset(format, cache.dims),
+                               KvKeyIndex(format.key, slot, d));
+          const float value = at(format.value, values, KvValueScaleOffset(format, cache.dims),
+                                 KvValueIndex(format.value, dim, slot, d));
           if (position < length) {
-            const size_t at = (static_cast<size_t>(position) * kKvHeads + head) * dim + d;
-            ASSERT_EQ(key, stored(c.k[at]));
-            ASSERT_EQ(value, stored(c.v[at]));
+            const size_t token = (static_cast<size_t>(position) * kKvHeads + head) * dim;
+            ASSERT_EQ(key, stored(format.key, &c.k[token], d));
+            ASSERT_EQ(value, stored(format.value, &c.v[token], d));
           } else {
             ASSERT_TRUE(std::isnan(key));
             // The first write of the pair has cleared the half of V that belongs to the next token.
-            const bool partner = format == KvFormat::kBf16 && position == length;
+            const bool partner = format.value == KvType::kBf16 && position == length;
             ASSERT_TRUE(partner ? value == 0.0f : std::isnan(value)) << position;
           }
         }
@@ -372,8 +411,70 @@ TEST_P(AttentionTest, WritesTheLayout) {
   }
 }
 
+// What the codec loses, and what it does with elements that it cannot hold.
+TEST(KvCodecTest, StaysWithinItsSteps) {
+  testing::Random random(5);
+  constexpr int kElements = 64;
+  for (const KvType type : kAllKvTypes) {
+    SCOPED_TRACE(std::string(KvTypeName(type)));
+    for (int round = 0; round < 200; ++round) {
+      const float size = std::ldexp(1.0f, random.Int(-12, 12));
+      std::vector<float> x = random.Floats(kElements, size);
+      const float shift = random.Unit() * size;
+      for (float& element : x) element += round % 3 == 0 ? shift : 0;
+      const KvScale scale = KvScaleOf(type, x.data(), kElements);
+      const auto [low, high] = std::minmax_element(x.begin(), x.end());
+      const float largest = std::max(std::fabs(*low), std::fabs(*high));
+      for (const float element : x) {
+        std::byte stored[4];
+        KvEncode(type, element, scale, stored);
+        const float decoded = KvDecode(type, stored, scale);
+        const float bound = type == KvType::kF32    ? 0
+                            : type == KvType::kBf16 ? std::fabs(element) / 256
+                            : type == KvType::kF16  ? std::max(std::fabs(element) / 2048, 0x1p-25f)
+                            // Half a step; m and d are bf16.
+                            : type == KvType::kInt8
+                                ? (*high - *low + largest / 128) / 255 / 2 * 1.01f
+                                : std::max(std::fabs(element) / 15.9f, largest / 448 / 512);
+        ASSERT_LE(std::fabs(decoded - element), bound)
+            << element << " of " << *low << " to " << *high;
+      }
+    }
+    for (const float bad : {HUGE_VALF, -HUGE_VALF, std::numeric_limits<float>::quiet_NaN()}) {
+      if (KvScaleBytes(type) == 0) continue;
+      std::vector<float> x(kElements, 1.0f);
+      x[3] = bad;
+      const KvScale scale = KvScaleOf(type, x.data(), kElements);
+      std::byte stored[4];
+      KvEncode(type, x[0], scale, stored);
+      EXPECT_TRUE(std::isnan(KvDecode(type, stored, scale)));
+    }
+  }
+}
+
+// Every path has the bytes of the codec, whatever the elements are.
+TEST_P(AttentionTest, WritesTheSameBytesOfAnySize) {
+  for (const KvFormat& format : AllKvFormats()) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      SCOPED_TRACE(absl::StrCat(KvFormatName(format), " seed ", seed));
+      testing::Random random(seed), a(seed), b(seed);
+      Cache expected(reference(), format, 48, 16, a, 1), actual(ops(), format, 48, 16, b, 1);
+      for (float& x : expected.k) {
+        x = random.OneIn(5) ? 0.0f : random.Unit() * std::ldexp(1.0f, random.Int(-30, 20));
+        if (random.OneIn(400)) x = random.OneIn(2) ? HUGE_VALF : std::nanf("");
+      }
+      expected.v = actual.v = actual.k = expected.k;
+      expected.Write(reference(), 0, 16);
+      actual.Write(ops(), 0, 16);
+      EXPECT_EQ(0, std::memcmp(expected.memory.get() + 2 * kKvHeads * expected.record_bytes,
+                               actual.memory.get() + 2 * kKvHeads * expected.record_bytes,
+                               kKvHeads * expected.record_bytes));
+    }
+  }
+}
+
 TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvFormat& format : AllKvFormats()) {
     testing::Random a(41), b(41);
     const Cache expected(reference(), format, 64, 75, a, 1);
     const Cache actual(ops(), format, 64, 75, b, 1);
@@ -383,7 +484,7 @@ TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
 }
 
 TEST_P(AttentionTest, WritingInPiecesEqualsWritingAtOnce) {
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvFormat& format : AllKvFormats()) {
     testing::Random random(43);
     const int length = 150;
     Cache cache(ops(), format, 64, length, random, 1);

@@ -114,8 +114,7 @@ Workload Attention(KvFormat format, int tokens, int length, const Heads& heads =
   };
   const double keys = length - (tokens - 1) / 2.0;
   return {absl::StrCat(heads.dims.prefix ? "latent_attention/" : "paged_attention/",
-                       format == KvFormat::kBf16 ? "bf16" : "fp32", "/tokens:", tokens,
-                       "/keys:", length),
+                       KvFormatName(format), "/tokens:", tokens, "/keys:", length),
           2.0 * tokens * heads.count * (heads.dims.key + heads.dims.value) * keys,
           static_cast<double>(KvRecordBytes(format, heads.dims)) * length / kKvBlockTokens, make};
 }
@@ -141,8 +140,7 @@ Workload KvWrites(KvFormat format) {
     };
   };
   const double values = 16 * kHeadDim * 2;
-  return {absl::StrCat("kv_write/", format == KvFormat::kBf16 ? "bf16" : "fp32"), values,
-          values * 4, make};
+  return {absl::StrCat("kv_write/", KvFormatName(format)), values, values * 4, make};
 }
 
 // A workload on one vector of floats that is reused by every call.
@@ -228,7 +226,8 @@ std::vector<Workload> Workloads() {
   for (const int rows : {1, 32}) {
     all.push_back(MatMul(model::GgmlType::kBF16, false, rows, kHidden, kHidden));
   }
-  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kF32}) {
+  for (const KvType type : kAllKvTypes) {
+    const KvFormat format = KvFormat::Both(type);
     all.push_back(Attention(format, 1, 600));
     all.push_back(Attention(format, 32, 600));
     // Of DeepSeek V3, an eighth of its heads.

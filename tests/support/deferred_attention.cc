@@ -1,29 +1,27 @@
 // This part of Device computes attention.
 #include "tests/support/deferred_device.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
-#include "kernels/scalar_math.h"
+#include "kernels/kv_codec.h"
 
 namespace flotilla::testing {
 namespace {
 
-// `value` as K and V are stored.
-float Rounded(kernels::KvFormat format, float value) {
-  if (format == kernels::KvFormat::kF32) return value;
-  return kernels::Bf16ToFloat(kernels::FloatToBf16(value));
+// A token's elements as the cache gives them back.
+void Store(kernels::KvType type, const float* from, int count, float* to) {
+  const kernels::KvScale scale = kernels::KvScaleOf(type, from, count);
+  for (int d = 0; d < count; ++d) {
+    std::byte element[sizeof(float)];
+    kernels::KvEncode(type, from[d], scale, element);
+    to[d] = kernels::KvDecode(type, element, scale);
+  }
 }
 
-// Stores a rounded value as element `index` of the K or V that starts at `base`.
-void StoreElement(kernels::KvFormat format, std::byte* base, std::int64_t index, float value) {
-  if (format == kernels::KvFormat::kF32) {
-    std::memcpy(base + index * 4, &value, sizeof value);
-    return;
-  }
-  const std::uint16_t bits = kernels::FloatToBf16(value);
-  std::memcpy(base + index * 2, &bits, sizeof bits);
-}
+// How the elements that a step reads are given to the reference kernels.
+constexpr kernels::KvFormat kGathered = kernels::KvFormat::kF32;
 
 }  // namespace
 
@@ -185,40 +183,38 @@ void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int s
     block.resize(static_cast<std::size_t>(kv_shape_.layers * kv_shape_.kv_heads), {keys, values});
   }
   float* const keys = block[plane].keys.data() + static_cast<std::size_t>(slot) * dim;
-  for (std::size_t d = 0; d < dim; ++d) keys[d] = Rounded(kv_shape_.format, k[d]);
+  Store(kv_shape_.format.key, k, kv_shape_.dims.key, keys);
   if (!has_v) return;
   float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * value_dim;
-  for (std::size_t d = 0; d < value_dim; ++d) {
-    values[d] = Rounded(kv_shape_.format, v[d]);
-    // kv_write does the same to the other half of a pair.
-    if (kv_shape_.format == kernels::KvFormat::kBf16 && slot % 2 == 0) {
-      values[value_dim + d] = 0;
-    }
+  Store(kv_shape_.format.value, v, kv_shape_.dims.value, values);
+  // kv_write does the same to the other half of a pair.
+  if (kv_shape_.format.value == kernels::KvType::kBf16 && slot % 2 == 0) {
+    std::fill_n(values + value_dim, value_dim, 0.0f);
   }
 }
 
 std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
     const std::int32_t* table, int count, std::size_t plane) const {
-  const kernels::KvFormat format = kv_shape_.format;
   const kernels::KvDims& dims = kv_shape_.dims;
-  const std::int64_t record = kernels::KvRecordBytes(format, dims);
+  const std::int64_t record = kernels::KvRecordBytes(kGathered, dims);
   std::vector<Line> lines(static_cast<std::size_t>(count * record) / sizeof(Line));
-  // All ones is NaN in both formats.
+  // All ones is NaN.
   std::memset(lines.data(), 0xFF, lines.size() * sizeof(Line));
   for (int i = 0; i < count; ++i) {
     const auto block = kv_.find(static_cast<std::uint32_t>(table[i]));
     if (block == kv_.end()) continue;
-    std::byte* const keys = lines.front().bytes + i * record;
-    std::byte* const values = keys + kernels::KvValueOffset(format, dims);
+    std::byte* const at = lines.front().bytes + i * record;
+    auto* const keys = reinterpret_cast<float*>(at);
+    auto* const values = reinterpret_cast<float*>(at + kernels::KvValueOffset(kGathered, dims));
     const Plane& from = block->second[plane];
     for (int slot = 0; slot < kKvBlockTokens; ++slot) {
       for (int d = 0; d < dims.key; ++d) {
-        StoreElement(format, keys, kernels::KvKeyIndex(format, slot, d),
-                     from.keys[static_cast<std::size_t>(slot * dims.key + d)]);
+        keys[kernels::KvKeyIndex(kGathered.key, slot, d)] =
+            from.keys[static_cast<std::size_t>(slot * dims.key + d)];
       }
       for (int d = 0; !from.values.empty() && d < dims.value; ++d) {
-        StoreElement(format, values, kernels::KvValueIndex(format, dims.value, slot, d),
-                     from.values[static_cast<std::size_t>(slot * dims.value + d)]);
+        values[kernels::KvValueIndex(kGathered.value, dims.value, slot, d)] =
+            from.values[static_cast<std::size_t>(slot * dims.value + d)];
       }
     }
   }
@@ -266,10 +262,10 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
             .out_dim = attention.result_dim,
             .out = out.rows[row].data() + attention.head_places[static_cast<std::size_t>(head)],
             .out_stride = out.width};
-        args.cache.format = kv_shape_.format;
+        args.cache.format = kGathered;
         args.cache.dims = attention.dims;
         args.cache.base = records.front().bytes;
-        args.cache.block_stride = kernels::KvRecordBytes(kv_shape_.format, attention.dims);
+        args.cache.block_stride = kernels::KvRecordBytes(kGathered, attention.dims);
         args.cache.block_table = table.data();
         Reference().paged_attention(args, 0, 1);
       }

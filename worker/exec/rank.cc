@@ -226,7 +226,7 @@ void Rank::Describe() {
   // nor the build matters: every one gives the bits that belong to the recipe's version.
   std::string numerics =
       absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)), "|",
-                   kRecipeVersion, "|", std::string(kernels::KvFormatName(options_.kv_format)));
+                   kRecipeVersion, "|", kernels::KvFormatName(options_.kv_format));
   // Versions before this one drew tokens from all entries of a row.
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
