@@ -182,6 +182,58 @@ void F32Rows(const std::byte* weights, const float* x, int64_t x_stride, int row
   if constexpr (R > 1) F32Rows<S, Kind, R - 1>(weights, x, x_stride, rows, count, acc);
 }
 
+inline constexpr int kStreamAhead = 4096;  // bytes
+
+// F32Tile of `count` blocks of a kind that streams its weights.
+template <class S, class Kind, int R, int H>
+__attribute__((noinline)) void StreamTile(const MatrixView& matrix, int panel, int block, int count,
+                                          int half, const float* x, int64_t x_stride, float* acc) {
+  using F = typename S::F;
+  F sum[R * H];
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) sum[r * H + h] = S::Load(acc + r * kPanelColumns + h * 16);
+  }
+  for (int b = 0; b < count; ++b, x += kBlockK) {
+    // The unpacking of a block takes about as long as its way from memory, and hides little of it.
+    const std::byte* const ahead = matrix.record(panel, block + b) + kStreamAhead;
+    for (int line = 0; line < Kind::kRecordBytes; line += 64) __builtin_prefetch(ahead + line);
+    Kind::template ForEachK<S, H>(RecordOf<Kind>(matrix, panel, block + b), half,
+                                  [&](int k, const F(&weights)[H]) FLOTILLA_INLINE_LAMBDA {
+                                    FLOTILLA_UNROLL
+                                    for (int r = 0; r < R; ++r) {
+                                      const F value = S::Set1(x[r * x_stride + k]);
+                                      FLOTILLA_UNROLL
+                                      for (int h = 0; h < H; ++h) {
+                                        sum[r * H + h] = S::Fma(value, weights[h], sum[r * H + h]);
+                                      }
+                                    }
+                                  });
+  }
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) S::Store(acc + r * kPanelColumns + h * 16, sum[r * H + h]);
+  }
+}
+
+// The same of both halves of a panel and up to R rows.
+template <class S, class Kind, int R>
+void StreamRows(const MatrixView& matrix, int panel, int block, int count, const float* x,
+                int64_t x_stride, int rows, float* acc) {
+  if (rows == R) {
+    for (int half = 0; half < 2; half += S::kHalves) {
+      StreamTile<S, Kind, R, S::kHalves>(matrix, panel, block, count, half, x, x_stride,
+                                         acc + half * 16);
+    }
+  } else if constexpr (R > 1) {
+    StreamRows<S, Kind, R - 1>(matrix, panel, block, count, x, x_stride, rows, acc);
+  }
+}
+// More rows are worth a copy.
+inline constexpr int kStreamedRows = 4;
+
 // Computes up to kF32GroupRows rows of one panel. Weights are converted to fp32 in chunks of
 // K that fit in L1 (16 KB), once for all rows of the group; if there is one tile of rows, plain
 // numbers go straight into its products. Partial sums wait in memory.
@@ -208,6 +260,13 @@ void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
         if (std::is_same_v<Kind, Floats> || rows <= S::kF32Rows) {
           F32Rows<S, Kind, S::kF32Rows>(w.record(panel, block), from, args.x_stride, rows,
                                         count * kBlockK, acc);
+          multiplied = true;
+        }
+      }
+      if constexpr (StreamsWeights<Kind>) {
+        if (rows <= kStreamedRows) {
+          StreamRows<S, Kind, kStreamedRows>(w, panel, block, count, from, args.x_stride, rows,
+                                             acc);
           multiplied = true;
         }
       }

@@ -228,12 +228,6 @@ struct Avx2 {
         static_cast<__m128i*>(p),
         _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
-  template <int kIndex>
-  static FLOTILLA_INLINE F HalvesToFloat(I halves) {
-    const __m256i x = kIndex == 0 ? halves.a : halves.b;
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(x)),
-            _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
-  }
   static FLOTILLA_INLINE F LoadTwice(const float* p) {
     const __m256 x = _mm256_loadu_ps(p);
     return {_mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),

@@ -138,11 +138,6 @@ struct Avx512 {
   static FLOTILLA_INLINE void StoreBytes(void* p, I x) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
   }
-  // Of 32 halves the first 16 (0) or the others (1) to fp32.
-  template <int kIndex>
-  static FLOTILLA_INLINE F HalvesToFloat(I halves) {
-    return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, kIndex));
-  }
   // x[0], x[0], x[1], x[1], ... x[7].
   static FLOTILLA_INLINE F LoadTwice(const float* p) {
     const __m512i index = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);

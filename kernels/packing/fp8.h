@@ -19,6 +19,7 @@ struct Fp8 {
   static constexpr int kSuperSpan = kLongGroup;
   static constexpr bool kIsPlain = false;
   static constexpr bool kHasIntegerProduct = false;
+  static constexpr bool kStreams = true;
 
   static constexpr bool Packs(const WeightEncoding& encoding) {
     return encoding == WeightEncoding{.numbers = WeightEncoding::Numbers::kCodes,
@@ -43,22 +44,33 @@ struct Fp8 {
     }
   }
 
+  template <class S, int H, class Add>
+  static FLOTILLA_INLINE void ForEachK(const SuperRecord& record, int half, const Add& add) {
+    typename S::F d[H], weights[H];
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) {
+      d[h] = S::Load(reinterpret_cast<const float*>(record.super) + (half + h) * 16);
+    }
+    for (int k = 0; k < kBlockK; ++k) {
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) {
+        const std::byte* const at = record.record + k * kPanelColumns + (half + h) * 16;
+        weights[h] = S::Mul(d[h], S::LoadFp8(at));
+      }
+      add(k, weights);
+    }
+  }
+
   template <class S>
   static FLOTILLA_INLINE void DecodeRecord(const SuperRecord& record, float* out) {
-    const auto* scales = reinterpret_cast<const float*>(record.super);
-    const auto first = S::Load(scales), second = S::Load(scales + 16);
-    for (int k = 0; k < kBlockK; ++k, out += kPanelColumns) {
-      // The sign stays above, and one bit of the exponent is 0.
-      const auto bytes = S::WidenBytes(record.record + k * kPanelColumns);
-      const auto halves = S::IAnd(S::template Shl16<7>(bytes), S::ISet1(kFp16Bits));
-      S::Store(out, S::Mul(first, S::template HalvesToFloat<0>(halves)));
-      S::Store(out + 16, S::Mul(second, S::template HalvesToFloat<1>(halves)));
-    }
+    ForEachK<S, 2>(record, 0, [&](int k, const typename S::F(&weights)[2]) FLOTILLA_INLINE_LAMBDA {
+      S::Store(out + k * kPanelColumns, weights[0]);
+      S::Store(out + k * kPanelColumns + 16, weights[1]);
+    });
   }
 
  private:
   static constexpr float kUnit = 256.0f;
-  static constexpr int32_t kFp16Bits = static_cast<int32_t>(0xBF80BF80);
 };
 
 }  // namespace flotilla::kernels

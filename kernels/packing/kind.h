@@ -16,6 +16,12 @@
 // SuperRecord in place of a record, and Pack both. Such a window is of kSuperSpan elements, or of
 // kPanelWindow if the kind does not say.
 //
+// Where there is no product with integers, a kind may give its weights to the product of a few rows
+// without a copy (kStreams):
+//
+//   ForEachK<S, H>(record, half, add)  calls add(k, weights) for each k of the block, ascending,
+//                              with the weights of H halves of 16 columns
+//
 // And, where weights are plain numbers (kIsPlain), in the order [kBlockK][kPanelColumns]:
 //
 //   Load<S>(weights, i)        16 weights from index i on, across records that follow each other
@@ -65,6 +71,9 @@ template <class Kind>
 requires(Kind::kSuperSpan > 0) inline constexpr int kSuperSpanOf<Kind> = Kind::kSuperSpan;
 template <class Kind>
 inline constexpr bool kHasSuper = kSuperBytesOf<Kind> != 0;
+
+template <class Kind>
+concept StreamsWeights = Kind::kStreams;
 
 template <typename T>
 FLOTILLA_INLINE T LoadAs(const std::byte* p) {

@@ -12,6 +12,7 @@ struct Nf4 {
   static constexpr int kRecordBytes = 640;
   static constexpr bool kIsPlain = false;
   static constexpr bool kHasIntegerProduct = false;
+  static constexpr bool kStreams = true;
 
   static constexpr bool Packs(const WeightEncoding& encoding) {
     return encoding == WeightEncoding{.numbers = WeightEncoding::Numbers::kCodes,
@@ -39,19 +40,36 @@ struct Nf4 {
     }
   }
 
+  template <class S, int H, class Add>
+  static FLOTILLA_INLINE void ForEachK(const std::byte* record, int half, const Add& add) {
+    const auto table = S::LoadFloatTable(kNf4Values);
+    typename S::F d[H], weights[H];
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) {
+      d[h] = S::Load(reinterpret_cast<const float*>(record + kScales) + (half + h) * 16);
+    }
+    for (int z = 0; z < 4; ++z) {
+      typename S::I places[H];
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) places[h] = S::ILoad(record + Word((half + h) * 16, z));
+      for (int n = 0; n < 8; ++n) {
+        FLOTILLA_UNROLL
+        for (int h = 0; h < H; ++h) {
+          weights[h] = S::Mul(d[h], S::FloatEntry(places[h], table));
+          places[h] = S::template Shr<4>(places[h]);
+        }
+        add(z * 8 + n, weights);
+      }
+    }
+  }
+
   template <class S>
   static FLOTILLA_INLINE void DecodeRecord(const std::byte* record, float* out) {
-    const auto table = S::LoadFloatTable(kNf4Values);
     for (int half = 0; half < 2; ++half) {
-      const auto d = S::Load(reinterpret_cast<const float*>(record + kScales) + half * 16);
-      for (int z = 0; z < 4; ++z) {
-        auto places = S::ILoad(record + Word(half * 16, z));
-        for (int n = 0; n < 8; ++n) {
-          S::Store(out + (z * 8 + n) * kPanelColumns + half * 16,
-                   S::Mul(d, S::FloatEntry(places, table)));
-          places = S::template Shr<4>(places);
-        }
-      }
+      ForEachK<S, 1>(record, half,
+                     [&](int k, const typename S::F(&weights)[1]) FLOTILLA_INLINE_LAMBDA {
+                       S::Store(out + k * kPanelColumns + half * 16, weights[0]);
+                     });
     }
   }
 
