@@ -14,10 +14,12 @@
 #include "absl/strings/str_replace.h"
 #include "cli/skipped_tensors.h"
 #include "kernels/kv_layout.h"
+#include "kernels/packed_matrix.h"
 #include "model/chat_template.h"
 #include "model/ggml_type.h"
 #include "model/kv_groups.h"
 #include "model/load_spec.h"
+#include "model/quantize_at_load.h"
 #include "model/tensor_table.h"
 #include "model/text/tokenizer.h"
 #include "worker/compute/model_shard.h"
@@ -128,6 +130,17 @@ std::string SkippedSummary(const model::Checkpoint& file) {
   return text.empty() ? "" : absl::StrCat("tensors not used for text: ", text, "\n");
 }
 
+// What the matrices take in memory.
+std::string PackedSize(const model::Checkpoint& file) {
+  double bytes = 0;
+  for (const model::Tensor& tensor : file.tensors()) {
+    const auto bits = kernels::PackedBits(model::EncodingOf(tensor));
+    if (tensor.rank < 2 || !model::IsDecodable(tensor) || !bits.ok()) continue;
+    bytes += static_cast<double>(tensor.elements()) * *bits / 8;
+  }
+  return absl::StrFormat("matrices in memory: %.1f MB\n", bytes / 1e6);
+}
+
 // What a token's K and V take on one rank, in each type.
 std::string KvSizes(const model::ModelSpec& spec) {
   std::vector<std::string> types;
@@ -174,7 +187,8 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
   out << ")\n"
       << SkippedSummary(file) << Summary(spec) << "\n"
-      << (spec.ok() ? KvSizes(*spec) : "") << TextSummary(file) << "\n\nmetadata\n";
+      << (spec.ok() ? PackedSize(file) + KvSizes(*spec) : "") << TextSummary(file)
+      << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
     out << "  " << std::left << std::setw(42) << entry.name << std::setw(14) << entry.type
@@ -193,8 +207,12 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   }
 }
 
-absl::Status RunInspect(const std::string& path) {
-  const auto file = model::OpenCheckpoint(path);
+absl::Status RunInspect(const std::string& path, const std::string& quantize) {
+  const auto method = model::ParseLoadQuantization(quantize);
+  if (!method.ok()) return method.status();
+  const auto opened = model::OpenCheckpoint(path);
+  if (!opened.ok()) return opened.status();
+  const auto file = model::QuantizeAtLoad(*opened, *method);
   if (!file.ok()) return file.status();
   PrintCheckpoint(**file, std::cout);
   return absl::OkStatus();

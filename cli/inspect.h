@@ -14,7 +14,8 @@ namespace flotilla::cli {
 // strings shortened; control characters escaped) and the tensors with their roles.
 void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out);
 
-// Opens the file and prints it to standard output. Errors as OpenCheckpoint.
-absl::Status RunInspect(const std::string& path);
+// Opens the file, with `quantize` of --quantize applied, and prints it to standard output. Errors
+// as OpenCheckpoint and QuantizeAtLoad.
+absl::Status RunInspect(const std::string& path, const std::string& quantize);
 
 }  // namespace flotilla::cli

@@ -115,10 +115,15 @@ int Main(int argc, char** argv) {
       app.add_subcommand("exec", "Run a command on a host through its flotilla node")->group("");
   AddExecFlags(*exec, &exec_flags);
 
-  std::string inspect_path;
+  std::string inspect_path, inspect_quantize = "none";
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a model file or folder holds");
   inspect->add_option("model", inspect_path, "The GGUF file, or the Hugging Face folder.")
       ->required();
+  inspect
+      ->add_option("--quantize", inspect_quantize,
+                   "The model is shown as flotilla serve --quantize would load it: none, int8, "
+                   "int4, nf4 or fp8.")
+      ->type_name("");
 
   SimulateFlags simulate_flags;
   CLI::App* simulate =
@@ -159,7 +164,7 @@ int Main(int argc, char** argv) {
   }
   if (simulate->parsed()) return Report(RunSimulate(simulate_flags));
   if (top->parsed()) return Report(RunTop(top_flags));
-  return Report(RunInspect(inspect_path));
+  return Report(RunInspect(inspect_path, inspect_quantize));
 }
 
 }  // namespace flotilla::cli

@@ -72,6 +72,17 @@ absl::StatusOr<PackedKind> KindFor(const WeightEncoding& encoding) {
   return static_cast<PackedKind>(kind);
 }
 
+absl::StatusOr<double> PackedBits(const WeightEncoding& encoding) {
+  const absl::StatusOr<PackedKind> kind = KindFor(encoding);
+  if (!kind.ok()) return kind.status();
+  double bits = 0;
+  VisitKind(*kind, [&]<class Kind>() {
+    bits = 8.0 * Kind::kRecordBytes / (kPanelColumns * kBlockK) +
+           8.0 * kSuperBytesOf<Kind> / (kPanelColumns * kSuperSpanOf<Kind>);
+  });
+  return bits;
+}
+
 bool HasIntegerProduct(PackedKind kind) {
   bool has = false;
   VisitKind(kind, [&]<class Kind>() { has = Kind::kHasIntegerProduct; });

@@ -48,6 +48,8 @@ TEST(InspectTest, ShowsEveryKindOfValueAndTheTensors) {
 
 TEST(InspectTest, SaysWhatTheModelIs) {
   const std::string text = Printed(testing::TinyGguf());
+  // 14 matrices of 5 bits, and the token vectors of 8.5.
+  EXPECT_THAT(text, HasSubstr("matrices in memory: 0.2 MB\n"));
   // Two layers of two heads of 32, K and V: 256 elements.
   EXPECT_THAT(text, HasSubstr("KV bytes of a token (tokens): fp32 1024 (1048576 per GiB), fp16 512 "
                               "(2097152 per GiB), bf16 512 (2097152 per GiB), fp8 272 (3947580 per "
@@ -119,7 +121,9 @@ TEST(InspectTest, AFileCannotWriteToTheTerminal) {
 }
 
 TEST(InspectTest, AMissingFileIsAnError) {
-  EXPECT_EQ(RunInspect("no/such/file.gguf").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(RunInspect("no/such/file.gguf", "none").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(RunInspect("tests/data/tiny/llama", "int3").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(RunInspect("tests/data/tiny/llama", "int4").ok());
 }
 
 }  // namespace

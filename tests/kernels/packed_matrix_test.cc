@@ -40,7 +40,9 @@ TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
   const auto bits = [](std::string_view format) {
     const auto matrix = PackedMatrix::Create(FormatNamed(format).encoding, 64, 256);
     EXPECT_TRUE(matrix.ok()) << matrix.status();
-    return 8.0 * matrix->bytes() / (64 * 256);
+    const double bits = 8.0 * static_cast<double>(matrix->bytes()) / (64 * 256);
+    EXPECT_EQ(*PackedBits(FormatNamed(format).encoding), bits) << format;
+    return bits;
   };
   EXPECT_EQ(bits("F32"), 32);
   EXPECT_EQ(bits("F16"), 16);
