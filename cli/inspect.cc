@@ -143,6 +143,8 @@ std::string PackedSize(const model::Checkpoint& file) {
 
 // What a token's K and V take on one rank, in each type.
 std::string KvSizes(const model::ModelSpec& spec) {
+  const bool windows = std::any_of(spec.kv_groups.begin(), spec.kv_groups.end(),
+                                   [](const auto& group) { return group.window > 0; });
   std::vector<std::string> types;
   for (const kernels::KvType type : kernels::kAllKvTypes) {
     const worker::KvShape shape = worker::KvShapeOf(
@@ -153,7 +155,9 @@ std::string KvSizes(const model::ModelSpec& spec) {
     types.push_back(absl::StrFormat("%s %.0f (%.0f per GiB)", kernels::KvTypeName(type), bytes,
                                     (1 << 30) / bytes));
   }
-  return absl::StrCat("KV bytes of a token (tokens): ", absl::StrJoin(types, ", "), "\n");
+  return absl::StrCat(
+      windows ? "KV bytes of a token within all windows: " : "KV bytes of a token: ",
+      absl::StrJoin(types, ", "), "\n");
 }
 
 // Says what the model is, or why flotilla cannot serve it.

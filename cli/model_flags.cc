@@ -68,6 +68,10 @@ absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& 
                                                                   : "the model was trained for ",
                      spec->longest_context, " tokens"));
   }
+  if (spec->attention().latent.has_value() && options.kv_format.key != options.kv_format.value) {
+    return Wrong("--kv-value-type", flags.kv_value_type,
+                 "V of this model is a part of K, and has its type");
+  }
   if (auto status = CheckSpeculation(flags, *spec); !status.ok()) return status;
   if (auto status = CheckMemory(flags, options, *spec); !status.ok()) return status;
   const auto layout = worker::ShardModel(file, *spec, options.shape, options.balance);

@@ -39,11 +39,13 @@ void LogUnpackedTensors(const model::Checkpoint& file, Logger& log) {
     format = model::TypeName(tensor);
   }
   if (count == 0) return;
-  log.Warning("quantised matrices are unpacked to fp32, since no packed kind has their groups",
-              {{"tensors", count},
-               {"type", format},
-               {"file_mb", packed / 1'000'000},
-               {"memory_mb", bytes / 1'000'000}});
+  log.Warning(
+      "quantised matrices are unpacked to fp32, since no packed kind has their groups, scales or "
+      "table",
+      {{"tensors", count},
+       {"type", format},
+       {"file_mb", packed / 1'000'000},
+       {"memory_mb", bytes / 1'000'000}});
 }
 
 }  // namespace flotilla::cli

@@ -9,7 +9,8 @@
 //         (common/types/weight_panel.h)
 //
 // m and d are bf16: m is rounded down and d up, so no element is out of range. Where an element is
-// not finite the token's values are no numbers, so that the request ends.
+// not finite, or a span or size is near the largest float (3e38, 1e38), the token's values are no
+// numbers, so that the request ends.
 #pragma once
 
 #include <cmath>
@@ -46,10 +47,17 @@ inline KvScale KvScaleOf(KvType type, const float* x, int n) {
   }
   const bool finite = largest < 0x7F800000u;
   if (!finite) return {.d = kKvNan, .m = kKvNan};
-  if (type == KvType::kFp8) return {.d = Bf16Above(BitsFloat(largest) / 448)};
+  if (type == KvType::kFp8) {
+    // Of sizes near the largest float, d v would not be finite.
+    if (BitsFloat(largest) > 1e38f) return {.d = kKvNan, .m = kKvNan};
+    return {.d = Bf16Above(BitsFloat(largest) / 448)};
+  }
   const uint32_t bits = FloatBits(low + 0.0f);  // a zero without a sign
   const auto m = static_cast<uint16_t>((bits >> 31 != 0 ? bits + 0xFFFFu : bits) >> 16);
-  return {Bf16Above((high - Bf16ToFloat(m)) / 255), m};
+  const float span = high - Bf16ToFloat(m) + 0.0f;
+  // A span that is not finite has no codes.
+  if (!(span < 3e38f)) return {.d = kKvNan, .m = kKvNan};
+  return {Bf16Above(span / 255), m};
 }
 
 // The element as it is stored.

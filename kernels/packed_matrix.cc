@@ -185,7 +185,7 @@ absl::Status PackedMatrix::PackPanel(const WeightPanel& panel, int64_t column, i
         }
         if (!packed) {
           status = absl::InvalidArgumentError(
-              absl::StrCat("scale of column ", column + i, " is out of range"));
+              absl::StrCat("scale or zero of column ", column + i, " is out of range"));
           return;
         }
       }

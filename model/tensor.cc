@@ -41,6 +41,21 @@ float ValueOf(const WeightEncoding& encoding, int8_t code, int zero) {
   }
 }
 
+// At least the magnitude of what scales multiply, where they may be so large that it matters.
+float LargestValue(const WeightEncoding& encoding) {
+  if (encoding.scales == WeightEncoding::Scales::kFp16) return 1;
+  switch (encoding.values) {
+    case WeightEncoding::Values::kFp8:
+      return 448;
+    case WeightEncoding::Values::kNf4:
+      return 1;
+    case WeightEncoding::Values::kFp4:
+      return 12;
+    default:
+      return encoding.has_zeros ? 256 : 128;
+  }
+}
+
 // Decodes codes by the formula of weight_panel.h, kFactorGroup at a time.
 void DecodeCodes(const WeightEncoding& encoding, const WeightRow& row, int begin, int end,
                  float* out) {
@@ -129,8 +144,11 @@ absl::Status CheckNumbers(const WeightEncoding& encoding, const WeightRow& row, 
   };
   const int span = encoding.scale_group;
   absl::Status status;
+  const float largest = LargestValue(encoding);
   for (int group = begin / span; group * span < end; ++group) {
-    status.Update(check("scale", ScaleOf(encoding, row, group)));
+    const float scale = ScaleOf(encoding, row, group);
+    status.Update(check("scale", scale));
+    status.Update(check("scale times the largest code", scale * largest));
   }
   for (int k = begin; encoding.has_minimums && k < end; k += kScaleGroup) {
     status.Update(check("minimum", HalfToFloat(row.minimums[k / kScaleGroup])));

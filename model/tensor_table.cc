@@ -54,14 +54,17 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
     return Unimplemented("tensor ", name, " has type ", TypeName(*tensor), ", which cannot be ",
                          what);
   };
-  if (row.transposed && !IsPlain(*tensor)) return cannot("transposed");
+  if (row.transposed && (!IsPlain(*tensor) || tensor->composite != nullptr)) {
+    return cannot("transposed");
+  }
   if (vector && tensor->composite != nullptr) return cannot("a vector");
   if (!IsDecodable(*tensor)) return cannot("decoded");
   return absl::OkStatus();
 }
 
-bool IsAllZero(std::span<const std::byte> bytes) {
-  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+bool IsAllZero(const Tensor& tensor) {
+  return tensor.composite == nullptr &&
+         std::ranges::all_of(tensor.data, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 }  // namespace
@@ -291,7 +294,7 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
       if (weight.ends_with(kBias)) {
         weight.replace(weight.size() - kBias.size(), kBias.npos, kWeight);
         // Tools that quantise give a bias to each layer.
-        if (expected.contains(weight) && IsAllZero(tensor.data)) continue;
+        if (expected.contains(weight) && IsAllZero(tensor)) continue;
       }
       return Unimplemented("tensor ", tensor.name,
                            tensor.name.ends_with(kBias) && expected.contains(weight)

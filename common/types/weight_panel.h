@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace flotilla {
 
@@ -24,7 +25,7 @@ inline constexpr int kScaleGroup = 32;
 // have one scale and one minimum then.
 inline constexpr int kFactorGroup = 16;
 
-// The same in FP8.
+// The number of consecutive k that have a scale in FP8.
 inline constexpr int kLongGroup = 128;
 
 // What the numbers of a panel mean: the weight itself, or codes. The weight of a code is
@@ -93,6 +94,7 @@ inline constexpr float kNf4Values[16] = {-1.0f,
 // infinity.
 constexpr bool IsFp8Number(uint8_t byte) { return (byte & 0x7F) != 0x7F; }
 constexpr float Fp8ToFloat(uint8_t byte) {
+  if (!IsFp8Number(byte)) return std::numeric_limits<float>::quiet_NaN();
   const int exponent = byte >> 3 & 15, mantissa = byte & 7;
   // In units of 2^-9, which is the least number.
   const int units = exponent == 0 ? mantissa : (8 + mantissa) << (exponent - 1);

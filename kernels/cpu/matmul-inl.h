@@ -20,6 +20,7 @@
 // M = 1, 232 of 267 at M = 32; AVX2 24, 116 of 134 (tests/bench/kernels_benchmark).
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "kernels/cpu/dots-inl.h"
@@ -197,8 +198,10 @@ __attribute__((noinline)) void StreamTile(const MatrixView& matrix, int panel, i
   }
   for (int b = 0; b < count; ++b, x += kBlockK) {
     // The unpacking of a block takes about as long as its way from memory, and hides little of it.
-    const std::byte* const ahead = matrix.record(panel, block + b) + kStreamAhead;
-    for (int line = 0; line < Kind::kRecordBytes; line += 64) __builtin_prefetch(ahead + line);
+    const auto ahead = reinterpret_cast<uintptr_t>(matrix.record(panel, block + b)) + kStreamAhead;
+    for (int line = 0; line < Kind::kRecordBytes; line += 64) {
+      __builtin_prefetch(reinterpret_cast<const void*>(ahead + line));
+    }
     Kind::template ForEachK<S, H>(RecordOf<Kind>(matrix, panel, block + b), half,
                                   [&](int k, const F(&weights)[H]) FLOTILLA_INLINE_LAMBDA {
                                     FLOTILLA_UNROLL

@@ -411,17 +411,31 @@ class HfCheckpoint final : public Checkpoint {
   absl::Status tokenizer_status_;
 };
 
-// Adds what AutoGPTQ and AutoAWQ wrote beside config.json, before it had a place for it.
+// Adds what tools wrote beside config.json before it had a place for it: AutoGPTQ
+// quantize_config.json, and AutoAWQ quant_config.json, whose keys have other names.
 absl::Status AddQuantizeConfig(const Folder& folder, std::string& text, Json& config) {
-  constexpr char kFile[] = "quantize_config.json", kKey[] = "quantization_config";
-  if (Member(&config, kKey) != nullptr || !folder.Has(kFile)) return absl::OkStatus();
-  const auto more = folder.Read(kFile, kConfigBounds.bytes);
-  if (!more.ok()) return more.status();
-  auto settings = ParseJsonObject(*more, folder.PathOf(kFile), kConfigBounds);
-  if (!settings.ok()) return settings.status();
-  text += *more;
-  if (Member(&*settings, "quant_method") == nullptr) (*settings)["quant_method"] = "gptq";
-  config[kKey] = *std::move(settings);
+  constexpr char kKey[] = "quantization_config";
+  if (Member(&config, kKey) != nullptr) return absl::OkStatus();
+  for (const auto& [file, method] :
+       {std::pair("quantize_config.json", "gptq"), std::pair("quant_config.json", "awq")}) {
+    if (!folder.Has(file)) continue;
+    const auto more = folder.Read(file, kConfigBounds.bytes);
+    if (!more.ok()) return more.status();
+    auto settings = ParseJsonObject(*more, folder.PathOf(file), kConfigBounds);
+    if (!settings.ok()) return settings.status();
+    text += *more;
+    for (const auto& [old, name] :
+         {std::pair("w_bit", "bits"), std::pair("q_group_size", "group_size")}) {
+      const Json* const value = Member(&*settings, old);
+      if (value != nullptr && Member(&*settings, name) == nullptr) {
+        Json copy = *value;
+        (*settings)[name] = std::move(copy);
+      }
+    }
+    if (Member(&*settings, "quant_method") == nullptr) (*settings)["quant_method"] = method;
+    config[kKey] = *std::move(settings);
+    return absl::OkStatus();
+  }
   return absl::OkStatus();
 }
 

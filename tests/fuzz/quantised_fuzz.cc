@@ -46,6 +46,8 @@ void Read(const model::Tensor& tensor) {
     const std::vector<int64_t> wanted = {row};
     for (int64_t k = 0; k < inputs; k += flotilla::kPanelWindow) {
       const int64_t end = std::min<int64_t>(k + flotilla::kPanelWindow, inputs);
+      // In its own encoding, which is what is packed.
+      model::ReadPanel(tensor, wanted, k, end, model::EncodingOf(tensor), *panel).IgnoreError();
       // What is not finite is refused.
       const absl::Status status =
           model::ReadPanel(tensor, wanted, k, end, flotilla::WeightEncoding{}, *panel);
@@ -96,6 +98,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
   pieces[2].assign(content.begin() + static_cast<std::ptrdiff_t>(length), content.end());
   std::vector<uint8_t>& changed = pieces[seed % 3];
   const size_t before = changed.size(), room = max_size - size;
+  if (before + room == 0) return size;
   changed.resize(before + room);
   changed.resize(LLVMFuzzerMutate(changed.data(), before, before + room));
   std::replace(pieces[0].begin(), pieces[0].end(), uint8_t{'\n'}, uint8_t{' '});

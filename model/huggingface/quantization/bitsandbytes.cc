@@ -60,9 +60,11 @@ absl::StatusOr<QuantState> ReadState(const Tensor& tensor) {
   if (offset == nullptr) return state;
   const auto nested = number(Member(&*json, "nested_blocksize"), 1 << 20);
   if (!nested.ok()) return nested.status();
-  if (!offset->is_number()) return InvalidArgument(what, ": nested_offset is no number");
+  if (!offset->is_number() || std::fabs(offset->get<double>()) > 1e30) {
+    return InvalidArgument(what, ": nested_offset is no number up to 1e30");
+  }
   state.nested_block = *nested;
-  state.nested_offset = offset->get<float>();
+  state.nested_offset = static_cast<float>(offset->get<double>());
   return state;
 }
 
@@ -115,7 +117,8 @@ class PlacesTensor final : public GroupedTensor {
 };
 
 absl::Status JoinPlaces(std::string_view layer, std::string_view suffix, LayerTensors& layers) {
-  const auto state = ReadState(*layers.Find(layer, suffix));
+  const Tensor* const description = layers.Find(layer, suffix);
+  const auto state = ReadState(*description);
   if (!state.ok()) return state.status();
   const int64_t weights = state->rows * state->inputs;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
@@ -158,16 +161,17 @@ absl::Status JoinPlaces(std::string_view layer, std::string_view suffix, LayerTe
   const auto data = [](const Tensor* tensor) {
     return tensor == nullptr ? std::span<const std::byte>() : tensor->data;
   };
-  layers.Replace(layer, {".weight", suffix, kAbsmax, kMap, kNestedAbsmax, kNestedMap},
-                 std::make_unique<PlacesTensor>(
-                     GroupedTensor::Shape{.format = suffix == kNf4State ? "NF4" : "FP4",
-                                          .rows = state->rows,
-                                          .inputs = state->inputs,
-                                          .group = whole ? kScaleGroup : 1,
-                                          .order = {}},
-                     *state, places->data, (*absmax)->data, table, nf4, data(nested_absmax),
-                     data(nested_map), DataOf({places, *absmax, *map, nested_absmax, nested_map})),
-                 state->rows, state->inputs);
+  layers.Replace(
+      layer, {".weight", suffix, kAbsmax, kMap, kNestedAbsmax, kNestedMap},
+      std::make_unique<PlacesTensor>(
+          GroupedTensor::Shape{.format = suffix == kNf4State ? "NF4" : "FP4",
+                               .rows = state->rows,
+                               .inputs = state->inputs,
+                               .group = whole ? kScaleGroup : 1,
+                               .order = {}},
+          *state, places->data, (*absmax)->data, table, nf4, data(nested_absmax), data(nested_map),
+          DataOf({places, *absmax, *map, nested_absmax, nested_map, description})),
+      state->rows, state->inputs);
   return absl::OkStatus();
 }
 

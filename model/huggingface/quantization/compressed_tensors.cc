@@ -52,16 +52,10 @@ absl::StatusOr<std::vector<WeightScheme>> ReadSchemes(const Json& quantization) 
     scheme.group = *size;
     const Json* const symmetric = Member(weights, "symmetric");
     scheme.symmetric = symmetric == nullptr || *symmetric != false;
-    if (const Json* const block = Member(weights, "block_structure"); block != nullptr) {
-      const auto fits = [](const Json& number) {
-        return number.is_number_integer() && number >= 1 && number <= INT32_MAX;
-      };
-      if (!block->is_array() || block->size() != 2 || !fits((*block)[0]) || !fits((*block)[1])) {
-        return InvalidArgument("quantization_config: block_structure is not two positive numbers");
-      }
-      scheme.block_rows = (*block)[0].get<int64_t>();
-      scheme.block_inputs = (*block)[1].get<int64_t>();
-    }
+    const auto block = ReadBlockSize(*weights, "block_structure");
+    if (!block.ok()) return block.status();
+    scheme.block_rows = block->rows;
+    scheme.block_inputs = block->inputs;
     schemes.push_back(scheme);
   }
   return schemes;
@@ -240,7 +234,7 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
     if (!read.ok()) return read.status();
     shape.order = *std::move(read);
   }
-  parts.data = DataOf({*codes, *scales, zeros, order});
+  parts.data = DataOf({*codes, *scales, zeros, order, layers.Find(layer, kShape)});
   layers.Replace(layer, {kPacked, kScale, kZero, kShape, kOrder},
                  std::make_unique<IntegerTensor>(std::move(shape), std::move(parts)), rows, inputs);
   return absl::OkStatus();

@@ -13,24 +13,7 @@ namespace {
 
 constexpr std::string_view kScaleInv = ".weight_scale_inv", kScale = ".weight_scale";
 
-struct Block {
-  int64_t rows = 0;  // 0: one scale for the matrix
-  int64_t inputs = 0;
-};
-
-absl::StatusOr<Block> ReadBlock(const Json& quantization) {
-  const Json* const size = Member(&quantization, "weight_block_size");
-  if (size == nullptr) return Block{};
-  const auto fits = [](const Json& number) {
-    return number.is_number_integer() && number >= 1 && number <= INT32_MAX;
-  };
-  if (!size->is_array() || size->size() != 2 || !fits((*size)[0]) || !fits((*size)[1])) {
-    return InvalidArgument("quantization_config: weight_block_size is not two positive numbers");
-  }
-  return Block{(*size)[0].get<int64_t>(), (*size)[1].get<int64_t>()};
-}
-
-absl::Status JoinLayer(std::string_view layer, const Block& block, LayerTensors& layers) {
+absl::Status JoinLayer(std::string_view layer, const BlockSize& block, LayerTensors& layers) {
   const Tensor& found = *layers.Find(layer, ".weight");
   const auto weight =
       layers.Get(layer, ".weight", {GgmlType::kF8_E4M3}, {found.dims[1], found.dims[0]});
@@ -78,7 +61,7 @@ absl::Status JoinLayer(std::string_view layer, const Block& block, LayerTensors&
 }
 
 absl::Status Join(const Json& quantization, FolderTensors& folder) {
-  const auto block = ReadBlock(quantization);
+  const auto block = ReadBlockSize(quantization, "weight_block_size");
   if (!block.ok()) return block.status();
   const auto type = Word(quantization, "fmt", "e4m3");
   if (!type.ok()) return type.status();

@@ -59,10 +59,8 @@ float NumberGrid::At(int64_t row, int64_t group) const {
       return HalfToFloat(LoadElement<uint16_t>(data, index));
     case GgmlType::kBF16:
       return std::bit_cast<float>(uint32_t{LoadElement<uint16_t>(data, index)} << 16);
-    case GgmlType::kF8_E4M3: {
-      const auto byte = LoadElement<uint8_t>(data, index);
-      return IsFp8Number(byte) ? Fp8ToFloat(byte) : kNoNumber;
-    }
+    case GgmlType::kF8_E4M3:
+      return Fp8ToFloat(LoadElement<uint8_t>(data, index));
     case GgmlType::kF8_E8M0:
     case GgmlType::kU8:
       return PowerOfTwo(LoadElement<uint8_t>(data, index));
@@ -244,8 +242,7 @@ int ByteTensor::ZeroOf(int64_t row, int64_t group) const {
 
 float ByteTensor::ValueOf(int code, int zero) const {
   if (bytes_ == Bytes::kInt8) return static_cast<float>(code - zero);
-  const auto byte = static_cast<uint8_t>(code);
-  return IsFp8Number(byte) ? Fp8ToFloat(byte) : kNoNumber;
+  return Fp8ToFloat(static_cast<uint8_t>(code));
 }
 
 Fp4Tensor::Fp4Tensor(Shape shape, std::span<const std::byte> codes, const NumberGrid& scales,

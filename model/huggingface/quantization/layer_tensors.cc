@@ -147,6 +147,18 @@ absl::StatusOr<int64_t> WholeNumber(const Json& object, std::string_view key,
   return value->get<int64_t>();
 }
 
+absl::StatusOr<BlockSize> ReadBlockSize(const Json& object, std::string_view key) {
+  const Json* const size = Member(&object, key);
+  if (size == nullptr) return BlockSize{};
+  const auto fits = [](const Json& number) {
+    return number.is_number_integer() && number >= 1 && number <= INT32_MAX;
+  };
+  if (!size->is_array() || size->size() != 2 || !fits((*size)[0]) || !fits((*size)[1])) {
+    return WrongKey(key, "is not two positive numbers");
+  }
+  return BlockSize{(*size)[0].get<int64_t>(), (*size)[1].get<int64_t>()};
+}
+
 absl::StatusOr<bool> Flag(const Json& object, std::string_view key) {
   const Json* const value = Member(&object, key);
   if (value == nullptr) return false;

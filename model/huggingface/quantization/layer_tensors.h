@@ -79,6 +79,13 @@ absl::Status NoSuchTensors(std::string_view method, std::string_view suffix);
 absl::StatusOr<int64_t> WholeNumber(const Json& object, std::string_view key,
                                     std::optional<int64_t> other = std::nullopt);
 
+// The block that has a scale, by a key whose value is [rows, inputs]; all 0 if there is none.
+struct BlockSize {
+  int64_t rows = 0;
+  int64_t inputs = 0;
+};
+absl::StatusOr<BlockSize> ReadBlockSize(const Json& object, std::string_view key);
+
 // The bool of a key; false if there is none.
 absl::StatusOr<bool> Flag(const Json& object, std::string_view key);
 

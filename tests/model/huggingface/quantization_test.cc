@@ -214,6 +214,38 @@ TEST_F(QuantisedFolderTest, TakesBiasesOfZeros) {
   EXPECT_THAT(Error(), HasSubstr("q_proj.bias: the configuration says that there is no such bias"));
 }
 
+TEST_F(QuantisedFolderTest, TakesQuantConfigJsonOfAwq) {
+  Write("awq");
+  Change([](Ordered& config, auto&) { config.erase("quantization_config"); });
+  testing::WriteFile(Path("quant_config.json"), R"({"zero_point": true, "q_group_size": 32,
+                                                    "w_bit": 4, "version": "GEMM"})");
+  EXPECT_EQ(Error(), "");
+}
+
+// Every byte that says what weights are is among those that are hashed.
+TEST_F(QuantisedFolderTest, PartsAreAllTensorsOfALayer) {
+  for (const char* format : {"gptq_order", "awq", "fp8_blocks", "nf4", "int8_rows", "w4", "w8_zero",
+                             "int8", "fp8", "nvfp4", "mxfp4"}) {
+    SCOPED_TRACE(format);
+    std::filesystem::remove_all(folder_.path());
+    Write(format);
+    const auto raw = SafetensorsFile::Open(Path("model.safetensors"));
+    const auto file = OpenCheckpoint(folder_.path());
+    ASSERT_TRUE(raw.ok() && file.ok()) << raw.status() << file.status();
+    size_t want = 0, parts = 0;
+    for (const Tensor& tensor : raw->tensors()) {
+      // Says only that rows have the one order there is.
+      if (!tensor.name.ends_with(".weight_format")) want += tensor.data.size();
+    }
+    for (const Tensor& tensor : (*file)->tensors()) {
+      parts += tensor.data.size();
+      if (tensor.composite == nullptr) continue;
+      for (const std::span<const std::byte> part : tensor.composite->parts()) parts += part.size();
+    }
+    EXPECT_EQ(parts, want);
+  }
+}
+
 TEST_F(QuantisedFolderTest, LeavesOutScalesOfKv) {
   Write("fp8_blocks");
   Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {

@@ -212,7 +212,17 @@ TEST_P(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
   EXPECT_EQ(base, id({.threads = 1, .kv_blocks = 9, .max_step_tokens = 1}));
   for (const kernels::Isa isa : kernels::DetectIsas()) EXPECT_EQ(base, id({.isa = isa}));
   EXPECT_NE(base, id({.recipe = Recipe::kFp32}));
-  EXPECT_NE(base, id({.kv_format = kernels::KvFormat::kF32}));
+  std::set<uint64_t> ids = {base};
+  using enum kernels::KvType;
+  for (const kernels::KvFormat& kv : {kernels::KvFormat{kF32, kF32},
+                                      {kF16, kF16},
+                                      {kInt8, kInt8},
+                                      {kFp8, kFp8},
+                                      {kInt8, kF16},
+                                      {kF16, kInt8},
+                                      {kBf16, kF16}}) {
+    EXPECT_TRUE(ids.insert(id({.kv_format = kv})).second) << kernels::KvFormatName(kv);
+  }
 }
 
 TEST_P(InProcessExecutorTest, GeneratesAndEnds) {

@@ -56,7 +56,7 @@ void KvCache::CopyBlock(BlockId from, BlockId to) {
 }
 
 void KvCache::Poison(BlockId block) {
-  // All ones is a NaN in fp32 and in bf16.
+  // All ones is a NaN in fp32, fp16 and bf16, so also in the scales of fp8 and int8.
   std::memset(Block(block), 0xFF, shape_.bytes_per_block());
 }
 
