@@ -88,6 +88,7 @@ struct ByteCodes {
       }
       DotStep<S, R, H, C>(dot, pair % C, weights, x, pair * 2);
     }
+    if constexpr (kZeros) AddZeros<S, R, H>(record, half, x, dot[0]);
     typename S::I dots[R * H];
     SumChains<S>(dot, dots);
     FLOTILLA_UNROLL
@@ -96,12 +97,7 @@ struct ByteCodes {
       FLOTILLA_UNROLL
       for (int r = 0; r < R; ++r) {
         const int i = r * H + h;
-        auto exact = dots[i];
-        if constexpr (kZeros) {
-          const auto sum = S::ISet1(static_cast<int32_t>(x.sum(r)));
-          exact = S::ISub(exact, S::IMul(sum, ScaleAndZero::Zeros<S>(record + kScales, half + h)));
-        }
-        acc.Set(i, S::Fma(d, S::ToFloat(exact), acc.Get(i)));
+        acc.Set(i, S::Fma(d, S::ToFloat(dots[i]), acc.Get(i)));
       }
     }
   }
@@ -142,6 +138,30 @@ struct ByteCodes {
   }
   static FLOTILLA_INLINE int Zero(const std::byte* record, int lane) {
     return kZeros ? ScaleAndZero::Zero(record + kScales, lane) : 0;
+  }
+
+  // dot[r][h] -= z sum: one step of products of 16 bits. With sum = 128 a + b that is
+  // (-128 z) a + (-z) b, whose factors all have 16 bits.
+  template <class S, int R, int H>
+  static FLOTILLA_INLINE void AddZeros(const std::byte* record, int half, const BlockRows<R>& x,
+                                       typename S::I (&dot)[R * H]) {
+    typename S::I factors[H];
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) {
+      const auto z = ScaleAndZero::Zeros<S>(record + kScales, half + h);
+      const auto negative = S::ISub(S::IZero(), z);
+      factors[h] = S::IOr(S::template Shl<16>(negative),
+                          S::IAnd(S::template Shl<7>(negative), S::ISet1(0xFFFF)));
+    }
+    FLOTILLA_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const auto sum = static_cast<int32_t>(x.sum(r));
+      const auto pair = S::ISet1((sum >> 7 & 0xFFFF) | (sum & 127) << 16);
+      FLOTILLA_UNROLL
+      for (int h = 0; h < H; ++h) {
+        dot[r * H + h] = S::DotPairs(dot[r * H + h], factors[h], pair);
+      }
+    }
   }
 
   template <class S>
