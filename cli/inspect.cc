@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "cli/open_model.h"
 #include "cli/skipped_tensors.h"
 #include "kernels/kv_layout.h"
 #include "kernels/packed_matrix.h"
@@ -19,7 +20,6 @@
 #include "model/ggml_type.h"
 #include "model/kv_groups.h"
 #include "model/load_spec.h"
-#include "model/quantize_at_load.h"
 #include "model/tensor_table.h"
 #include "model/text/tokenizer.h"
 #include "worker/compute/model_shard.h"
@@ -212,11 +212,7 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
 }
 
 absl::Status RunInspect(const std::string& path, const std::string& quantize) {
-  const auto method = model::ParseLoadQuantization(quantize);
-  if (!method.ok()) return method.status();
-  const auto opened = model::OpenCheckpoint(path);
-  if (!opened.ok()) return opened.status();
-  const auto file = model::QuantizeAtLoad(*opened, *method);
+  const auto file = OpenModel(path, quantize);
   if (!file.ok()) return file.status();
   PrintCheckpoint(**file, std::cout);
   return absl::OkStatus();

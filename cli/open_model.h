@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "cli/flags.h"
@@ -9,8 +10,11 @@
 
 namespace flotilla::cli {
 
-// The file or folder of --model, with --quantize applied. Errors are those of OpenCheckpoint and
-// QuantizeAtLoad.
+// The file or folder at `path`, with `quantize` of --quantize applied. Errors are those of
+// OpenCheckpoint and QuantizeAtLoad.
+absl::StatusOr<std::shared_ptr<const model::Checkpoint>> OpenModel(const std::string& path,
+                                                                   const std::string& quantize);
+// The same of --model.
 absl::StatusOr<std::shared_ptr<const model::Checkpoint>> OpenModel(const RoleFlags& flags);
 
 }  // namespace flotilla::cli

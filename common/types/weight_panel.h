@@ -66,11 +66,6 @@ constexpr const int8_t (&ValuesOf(WeightEncoding::Values table))[16] {
   return table == WeightEncoding::Values::kIq4 ? kIq4Values : kFp4Values;
 }
 
-// The bits of the bf16 2^(e - 128), which is the scale of kFp4Values for an exponent e of MXFP4.
-constexpr uint16_t Mxfp4Scale(uint32_t e) {
-  return static_cast<uint16_t>(e < 2 ? 0x20u << e : (e - 1) << 7);  // the first two are subnormal
-}
-
 // NF4 (Dettmers et al., QLoRA, 2023, appendix E): the values that bitsandbytes has, in fp32.
 inline constexpr float kNf4Values[16] = {-1.0f,
                                          -0.6961928009986877f,

@@ -4,6 +4,11 @@
 
 namespace flotilla::model {
 
+// The bits of the bf16 2^(e - 128), which is the scale of kFp4Values for an exponent e of MXFP4.
+static constexpr uint16_t Mxfp4Scale(uint32_t e) {
+  return static_cast<uint16_t>(e < 2 ? 0x20u << e : (e - 1) << 7);  // the first two are subnormal
+}
+
 extern const WeightFormat kMXFP4Format = {
     GgmlType::kMXFP4,
     {.numbers = WeightEncoding::Numbers::kCodes,

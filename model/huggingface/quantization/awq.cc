@@ -24,11 +24,9 @@ absl::Status JoinLayer(std::string_view layer, int64_t group_size, LayerTensors&
   if (!qweight.ok()) return qweight.status();
   const auto rows = static_cast<int64_t>(found.dims[0]) * 8;
   const auto inputs = static_cast<int64_t>(found.dims[1]);
-  if (group_size > inputs) {
-    return InvalidArgument("quantization_config: group_size = ", group_size, ", but ", found.name,
-                           " has ", inputs, " inputs");
-  }
-  const int64_t group = group_size == -1 ? inputs : group_size;
+  const auto of_layer = GroupOf(group_size, inputs, found);
+  if (!of_layer.ok()) return of_layer.status();
+  const int64_t group = *of_layer;
   const auto groups = static_cast<uint64_t>((inputs + group - 1) / group);
   const auto zeros = layers.Get(layer, ".qzeros", {GgmlType::kI32}, {groups, found.dims[0]});
   const auto scales =

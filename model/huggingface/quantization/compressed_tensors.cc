@@ -198,11 +198,9 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
                            says);
   }
   const auto bits = static_cast<int>(found->bits);
-  if (found->group > inputs) {
-    return InvalidArgument("quantization_config: group_size = ", found->group, ", but ",
-                           packed.name, " has ", inputs, " inputs");
-  }
-  const int64_t group = found->group == -1 ? inputs : found->group;
+  const auto of_layer = GroupOf(found->group, inputs, packed);
+  if (!of_layer.ok()) return of_layer.status();
+  const int64_t group = *of_layer;
   const int64_t groups = (inputs + group - 1) / group;
   const int64_t words = (inputs * bits + 31) / 32;
   const auto codes = layers.Get(layer, kPacked, {GgmlType::kI32}, {Size(rows), Size(words)});

@@ -34,11 +34,9 @@ absl::Status JoinLayer(std::string_view layer, const Settings& settings, LayerTe
     return InvalidArgument("tensor ", found.name, " is ", HfShape(found),
                            ", which holds no whole rows of ", bits, " bits");
   }
-  if (group_size > inputs) {
-    return InvalidArgument("quantization_config: group_size = ", group_size, ", but ", found.name,
-                           " has ", inputs, " inputs");
-  }
-  const int64_t group = group_size == -1 ? inputs : group_size;
+  const auto of_layer = GroupOf(group_size, inputs, found);
+  if (!of_layer.ok()) return of_layer.status();
+  const int64_t group = *of_layer;
   const int64_t groups = (inputs + group - 1) / group;
   const auto each = [](int64_t size) { return static_cast<uint64_t>(size); };
   const auto zeros =

@@ -38,20 +38,6 @@ int64_t GroupsOf(const GroupedTensor::Shape& shape) {
 
 }  // namespace
 
-bool IsScaleType(GgmlType type) {
-  switch (type) {
-    case GgmlType::kF32:
-    case GgmlType::kF16:
-    case GgmlType::kBF16:
-    case GgmlType::kF8_E4M3:
-    case GgmlType::kF8_E8M0:
-    case GgmlType::kU8:
-      return true;
-    default:
-      return false;
-  }
-}
-
 float NumberGrid::At(int64_t row, int64_t group) const {
   const int64_t index = row / rows_each * row_step + group * group_step;
   switch (type) {

@@ -33,7 +33,8 @@ T LoadElement(std::span<const std::byte> data, int64_t index) {
 // Numbers of a tensor by row and group: element row / rows_each * row_step + group * group_step.
 struct NumberGrid {
   std::span<const std::byte> data;
-  GgmlType type = GgmlType::kF32;  // IsScaleType
+  // F32, F16, BF16, F8_E4M3, or F8_E8M0 and U8: an exponent e of 2^(e - 127).
+  GgmlType type = GgmlType::kF32;
   int64_t row_step = 0;
   int64_t group_step = 0;
   int64_t rows_each = 1;
@@ -41,9 +42,6 @@ struct NumberGrid {
   // In fp32, exact. An exponent that has no number gives no number.
   float At(int64_t row, int64_t group) const;
 };
-
-// F32, F16, BF16, F8_E4M3, and F8_E8M0 or U8: an exponent e of 2^(e - 127).
-bool IsScaleType(GgmlType type);
 
 // Integers of `bits` bits, at most 8, that follow each other in words of 32 bits, the lowest bits
 // first. An integer may lie in two words. Word w of line l is at l * line_step + w * word_step.

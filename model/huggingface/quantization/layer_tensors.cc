@@ -118,6 +118,12 @@ absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t grou
   return order;
 }
 
+absl::StatusOr<int64_t> GroupOf(int64_t group_size, int64_t inputs, const Tensor& tensor) {
+  if (group_size <= inputs) return group_size == -1 ? inputs : group_size;
+  return InvalidArgument("quantization_config: group_size = ", group_size, ", but ", tensor.name,
+                         " has ", inputs, " inputs");
+}
+
 absl::Status WithSettings(const absl::Status& status, int64_t bits, int64_t group_size) {
   return absl::Status(status.code(),
                       Cat(std::string(status.message()), "; quantization_config says bits = ", bits,

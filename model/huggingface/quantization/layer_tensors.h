@@ -66,6 +66,10 @@ std::vector<std::span<const std::byte>> DataOf(std::initializer_list<const Tenso
 // those of neighbours. INVALID_ARGUMENT names an element that is none of the groups.
 absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t group, int64_t groups);
 
+// The k of a group of a layer with so many inputs; group_size = -1 is all of them.
+// INVALID_ARGUMENT names `tensor` if a group has more.
+absl::StatusOr<int64_t> GroupOf(int64_t group_size, int64_t inputs, const Tensor& tensor);
+
 // The status, with what quantization_config says of the layer.
 absl::Status WithSettings(const absl::Status& status, int64_t bits, int64_t group_size);
 
