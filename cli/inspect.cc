@@ -134,7 +134,8 @@ std::string SkippedSummary(const model::Checkpoint& file) {
 std::string PackedSize(const model::Checkpoint& file) {
   double bytes = 0;
   for (const model::Tensor& tensor : file.tensors()) {
-    const auto bits = kernels::PackedBits(model::EncodingOf(tensor));
+    const auto bits =
+        kernels::PackedBits(model::EncodingOf(tensor), static_cast<std::int64_t>(tensor.dims[0]));
     if (tensor.rank < 2 || !model::IsDecodable(tensor) || !bits.ok()) continue;
     bytes += static_cast<double>(tensor.elements()) * *bits / 8;
   }

@@ -72,13 +72,15 @@ absl::StatusOr<PackedKind> KindFor(const WeightEncoding& encoding) {
   return static_cast<PackedKind>(kind);
 }
 
-absl::StatusOr<double> PackedBits(const WeightEncoding& encoding) {
+absl::StatusOr<double> PackedBits(const WeightEncoding& encoding, int64_t k) {
   const absl::StatusOr<PackedKind> kind = KindFor(encoding);
   if (!kind.ok()) return kind.status();
   double bits = 0;
   VisitKind(*kind, [&]<class Kind>() {
+    const double supers = kHasTableOf<Kind> ? (1.0 + encoding.groups) / static_cast<double>(k)
+                                            : 1.0 / kSuperSpanOf<Kind>;
     bits = 8.0 * Kind::kRecordBytes / (kPanelColumns * kBlockK) +
-           8.0 * kSuperBytesOf<Kind> / (kPanelColumns * kSuperSpanOf<Kind>);
+           8.0 * kSuperBytesOf<Kind> / kPanelColumns * supers;
   });
   return bits;
 }
@@ -113,9 +115,12 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
   VisitKind(*kind, [&]<class Kind>() {
     matrix.record_bytes_ = Kind::kRecordBytes;
     matrix.super_bytes_ = kSuperBytesOf<Kind>;
-    span = kSuperSpanOf<Kind>;
+    if (!kHasTableOf<Kind>) span = kSuperSpanOf<Kind>;
   });
-  if (matrix.super_bytes_ > 0) {
+  if (matrix.super_bytes_ > 0 && span == 0) {
+    matrix.block_supers_.resize(k / kBlockK);
+    matrix.first_record_ = (int64_t{1} + encoding.groups) * matrix.super_bytes_;
+  } else if (matrix.super_bytes_ > 0) {
     auto numbers = NumberWindows(file_blocks, k / kBlockK, span);
     if (!numbers.ok()) return numbers.status();
     matrix.block_supers_ = *std::move(numbers);

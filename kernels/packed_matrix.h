@@ -31,9 +31,9 @@ inline constexpr int kMaxSplits = 256;
 // The kind that packs an encoding. InvalidArgument: none does.
 absl::StatusOr<PackedKind> KindFor(const WeightEncoding& encoding);
 
-// The bits that a weight of this encoding takes in memory, padding of columns and rows apart.
-// InvalidArgument: no kind packs it.
-absl::StatusOr<double> PackedBits(const WeightEncoding& encoding);
+// The bits that a weight of this encoding takes in memory in rows of `k`, padding of columns and
+// rows apart. InvalidArgument: no kind packs it.
+absl::StatusOr<double> PackedBits(const WeightEncoding& encoding, int64_t k);
 
 // Whether matmul_i16 multiplies weights of this kind. The others have fp32 products only.
 bool HasIntegerProduct(PackedKind kind);

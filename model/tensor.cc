@@ -62,8 +62,12 @@ void DecodeCodes(const WeightEncoding& encoding, const WeightRow& row, int begin
   for (int k = begin; k < end; k += kFactorGroup, out += kFactorGroup) {
     float scale = ScaleOf(encoding, row, k / encoding.scale_group);
     if (encoding.has_factors) scale *= static_cast<float>(row.factors[k / kFactorGroup]);
-    const int zero = encoding.has_zeros ? row.zeros[k / kScaleGroup] : 0;
+    int zero = encoding.has_zeros ? row.zeros[k / encoding.scale_group] : 0;
     for (int j = 0; j < kFactorGroup; ++j) {
+      if (encoding.scale_group == 1) {
+        scale = ScaleOf(encoding, row, k + j);
+        zero = row.zeros[k + j];
+      }
       out[j] = scale * ValueOf(encoding, row.codes[k + j], zero);
     }
     if (!encoding.has_minimums) continue;

@@ -45,7 +45,8 @@ struct WeightEncoding {
   // What follows is about codes.
   Values values = Values::kAll;
   Scales scales = Scales::kFp16;
-  // The k that have a scale: kFactorGroup, kScaleGroup, or kLongGroup.
+  // The k that have a scale, and a zero: kFactorGroup, kScaleGroup, kLongGroup, or 1 where the k of
+  // a group are anywhere.
   uint8_t scale_group = kScaleGroup;
   int8_t low = 0;  // every code is within [low, high]
   int8_t high = 0;
@@ -53,6 +54,10 @@ struct WeightEncoding {
   bool has_factors = false;
   bool has_minimums = false;
   bool has_minimum_factors = false;
+  // Of groups whose k are anywhere: their number, and a hash of the group of each k, so that
+  // matrices of equal encodings have the same groups.
+  int32_t groups = 0;
+  uint64_t order = 0;
 
   bool operator==(const WeightEncoding&) const = default;
 };
@@ -118,10 +123,11 @@ constexpr uint8_t FloatToFp8(float value) {
 struct WeightRow {
   alignas(64) std::byte numbers[kPanelWindow * sizeof(float)];  // [256] fp32, fp16 or bf16
   int8_t codes[kPanelWindow];
-  uint16_t scales[kPanelWindow / kFactorGroup];    // [256 / scale_group] fp16 or bf16
+  uint16_t scales[kPanelWindow];                   // [256 / scale_group] fp16 or bf16
   float wide_scales[kPanelWindow / kFactorGroup];  // [256 / scale_group] in their place: fp32
-  int16_t zeros[kPanelWindow / kScaleGroup];
-  uint16_t minimums[kPanelWindow / kScaleGroup];  // fp16
+  int16_t zeros[kPanelWindow];                     // [256 / scale_group]
+  uint16_t groups[kPanelWindow];                   // of each k, less than encoding.groups
+  uint16_t minimums[kPanelWindow / kScaleGroup];   // fp16
   int8_t factors[kPanelWindow / kFactorGroup];
   int8_t minimum_factors[kPanelWindow / kFactorGroup];
 };

@@ -14,7 +14,8 @@
 // A kind may keep what is the same for a window of the file (weight_panel.h) apart from its
 // records: it has kSuperBytes of it for the columns of a panel, and each of the functions takes a
 // SuperRecord in place of a record, and Pack both. Such a window is of kSuperSpan elements, or of
-// kPanelWindow if the kind does not say.
+// kPanelWindow if the kind does not say. With kHasTable there is no window: it has kSuperBytes of
+// zeros and then as much for each group of the encoding, and a SuperRecord has all of them.
 //
 // Where there is no product with integers, a kind may give its weights to the product of a few rows
 // without a copy (kStreams):
@@ -71,6 +72,10 @@ template <class Kind>
 requires(Kind::kSuperSpan > 0) inline constexpr int kSuperSpanOf<Kind> = Kind::kSuperSpan;
 template <class Kind>
 inline constexpr bool kHasSuper = kSuperBytesOf<Kind> != 0;
+template <class Kind>
+inline constexpr bool kHasTableOf = false;
+template <class Kind>
+requires(Kind::kHasTable) inline constexpr bool kHasTableOf<Kind> = true;
 
 template <class Kind>
 concept StreamsWeights = Kind::kStreams;

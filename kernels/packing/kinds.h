@@ -4,6 +4,7 @@
 #include "kernels/packing/bf16.h"
 #include "kernels/packing/bytes.h"
 #include "kernels/packing/bytes_f32.h"
+#include "kernels/packing/bytes_ordered.h"
 #include "kernels/packing/bytes_zero.h"
 #include "kernels/packing/five.h"
 #include "kernels/packing/five_k.h"
@@ -17,12 +18,15 @@
 #include "kernels/packing/nf4.h"
 #include "kernels/packing/nibbles.h"
 #include "kernels/packing/nibbles_k.h"
+#include "kernels/packing/nibbles_ordered.h"
 #include "kernels/packing/nibbles_zero.h"
 #include "kernels/packing/nvfp4.h"
 #include "kernels/packing/nvfp4_f32.h"
 #include "kernels/packing/six.h"
 #include "kernels/packing/three_k.h"
+#include "kernels/packing/three_zero.h"
 #include "kernels/packing/two_k.h"
+#include "kernels/packing/two_zero.h"
 
 namespace flotilla::kernels {
 
@@ -44,9 +48,13 @@ using Kinds = KindList<  //
     Mxfp4,               //
     Nvfp4,               //
     NibblesZero,         //
+    ThreeZero,           //
+    TwoZero,             //
     BytesF32,            //
     BytesZero,           //
     Nvfp4F32,            //
+    NibblesOrdered,      //
+    BytesOrdered,        //
     Nf4,                 //
     Fp8,                 //
     Floats,              //

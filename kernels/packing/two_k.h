@@ -1,22 +1,21 @@
 // TwoK: codes of 2 bits with a scale and a minimum for each window, and factors of both for each
 // 16, for Q2_K. 320 bytes, and 128 for each window: 2.625 bits per weight.
 //
-// A record is [2 halves][2 groups][16 columns][2 j] 16-bit lanes, then the factors [32 columns][2
-// groups], a byte with f in its low nibble and g in its high one. Bits 2 n and 2 n + 1 of a lane
-// are the code q of k = 16 group + 2 n + j, so one 64-byte load gives eight operands of 16 columns
-// x 2 k by shift and mask. The window has d [32] fp16, m [32] fp16. weight = d f q + m g. The
-// products are exact.
+// A record is the codes q (TwoBitLanes), then the factors [32 columns][2 groups], a byte with f in
+// its low nibble and g in its high one. The window has d [32] fp16, m [32] fp16. weight = d f q +
+// m g. The products are exact.
 #pragma once
 
 #include <cmath>
 
-#include "kernels/cpu/dots-inl.h"
 #include "kernels/packing/kind.h"
+#include "kernels/packing/low_lanes.h"
 #include "kernels/scalar_math.h"
 
 namespace flotilla::kernels {
 
 struct TwoK {
+  using Lanes = TwoBitLanes;
   static constexpr int kRecordBytes = 320;
   static constexpr int kSuperBytes = 128;
   static constexpr bool kIsPlain = false;
@@ -40,32 +39,30 @@ struct TwoK {
       const int g = row.minimum_factors[k / kFactorGroup + group];
       if (((f | g) & ~15) != 0) return false;
       StoreAs(record + Factors(lane, group), static_cast<uint8_t>(f | g << 4));
-      for (int j = 0; j < 2; ++j) {
-        int codes = 0;
-        for (int n = 0; n < 8; ++n) {
-          codes |= (row.codes[k + group * kFactorGroup + 2 * n + j] & 3) << 2 * n;
-        }
-        StoreAs(record + Lane(lane, group) + j * 2, static_cast<uint16_t>(codes));
-      }
     }
+    Lanes::Pack(row.codes + k, lane, record);
     return true;
   }
 
   static FLOTILLA_INLINE void Decode(const SuperRecord& record, int lane, float* out) {
+    int codes[kBlockK];
+    Lanes::Unpack(record.record, lane, codes);
     for (int k = 0; k < kBlockK; ++k) {
       const int group = k / kFactorGroup;
-      out[k] = Scale(record, lane, group) * static_cast<float>(Code(record.record, lane, k)) +
-               Minimum(record, lane, group);
+      out[k] =
+          Scale(record, lane, group) * static_cast<float>(codes[k]) + Minimum(record, lane, group);
     }
   }
 
   // For each group of 16: acc = fma(d f, float(dot), acc), then acc = fma(m g, sum, acc).
   static FLOTILLA_INLINE float AddBlock(const SuperRecord& record, int lane, const int16_t* x,
                                         const float* sums, float acc) {
+    int codes[kBlockK];
+    Lanes::Unpack(record.record, lane, codes);
     for (int group = 0; group < 2; ++group) {
       int32_t dot = 0;
       for (int k = group * kFactorGroup; k < (group + 1) * kFactorGroup; ++k) {
-        dot += x[k] * Code(record.record, lane, k);
+        dot += x[k] * codes[k];
       }
       acc = std::fma(Scale(record, lane, group), static_cast<float>(dot), acc);
       acc = std::fma(Minimum(record, lane, group), group == 0 ? sums[1] : sums[0] - sums[1], acc);
@@ -76,39 +73,33 @@ struct TwoK {
   template <class S, int R, int H>
   static FLOTILLA_INLINE void AddBlock(const SuperRecord& record, int half, const BlockRows<R>& x,
                                        TileSums<S, R * H>& acc) {
-    Group<S, R, H, 0>(record, half, x, acc);
-    Group<S, R, H, 1>(record, half, x, acc);
+    typename S::I v[H][Lanes::kLoads];
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) Lanes::Load<S>(record.record, half + h, v[h]);
+    Group<S, R, H, 0>(record, half, v, x, acc);
+    Group<S, R, H, 1>(record, half, v, x, acc);
   }
 
   template <class S>
   static FLOTILLA_INLINE void DecodeRecord(const SuperRecord& record, float* out) {
     for (int half = 0; half < 2; ++half) {
-      for (int group = 0; group < 2; ++group) {
-        typename S::F d, m;
-        Scales<S>(record, half, group, d, m);
-        const auto codes = S::ILoad(record.record + (half * 2 + group) * 64);
-        DecodeFrom<S, 0>(codes, d, m, out + group * kFactorGroup * kPanelColumns + half * 16);
-      }
+      typename S::I v[Lanes::kLoads];
+      Lanes::Load<S>(record.record, half, v);
+      typename S::F d[2], m[2];
+      for (int group = 0; group < 2; ++group) Scales<S>(record, half, group, d[group], m[group]);
+      DecodeFrom<S, 0>(v, d, m, out + half * 16);
     }
   }
 
  private:
   static_assert(kBlockK == kScaleGroup && kBlockK == 2 * kFactorGroup);
   static_assert(kBlockK == kActivationGroup && kFactorGroup == kSumSpan);
-  static constexpr int kFactorsBegin = 256;  // bytes from a record's begin
-  static constexpr int kMinimums = 64;       // bytes from the first scale
+  static constexpr int kFactorsBegin = Lanes::kBytes;  // bytes from a record's begin
+  static constexpr int kMinimums = 64;                 // bytes from the first scale
 
-  // Bytes from a record's begin to the pair of lanes of a group, and to its factors.
-  static FLOTILLA_INLINE int Lane(int lane, int group) {
-    return (lane / 16 * 2 + group) * 64 + lane % 16 * 4;
-  }
+  // Bytes from a record's begin.
   static FLOTILLA_INLINE int Factors(int lane, int group) {
     return kFactorsBegin + lane * 2 + group;
-  }
-
-  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
-    const int at = Lane(lane, k / kFactorGroup) + k % 2 * 2;
-    return LoadAs<uint16_t>(record + at) >> k % kFactorGroup / 2 * 2 & 3;
   }
 
   // d f, and m g, of a group.
@@ -132,34 +123,15 @@ struct TwoK {
                S::ToFloat(S::IAnd(S::template Shr<4>(factors), mask)));
   }
 
-  // The codes n as 16-bit lanes.
-  template <class S, int n>
-  static FLOTILLA_INLINE typename S::I Operand(typename S::I codes) {
-    if constexpr (n > 0) codes = S::template Sar16<2 * n>(codes);
-    return S::IAnd(codes, S::ISet1(0x00030003));
-  }
-
   template <class S, int R, int H, int kGroup>
-  static FLOTILLA_INLINE void Group(const SuperRecord& record, int half, const BlockRows<R>& x,
-                                    TileSums<S, R * H>& acc) {
+  static FLOTILLA_INLINE void Group(const SuperRecord& record, int half,
+                                    const typename S::I (&v)[H][Lanes::kLoads],
+                                    const BlockRows<R>& x, TileSums<S, R * H>& acc) {
     // The groups do not wait for each other, so they count as outputs.
     constexpr int C = DotChains<S>(2 * R * H);
     typename S::I dot[C][R * H];
     ClearDots<S>(dot);
-    typename S::I codes[H];
-    FLOTILLA_UNROLL
-    for (int h = 0; h < H; ++h) {
-      codes[h] = S::ILoad(record.record + ((half + h) * 2 + kGroup) * 64);
-    }
-    constexpr int k = kGroup * kFactorGroup;
-    Step<S, R, H, C, 0>(dot, codes, x, k);
-    Step<S, R, H, C, 1>(dot, codes, x, k);
-    Step<S, R, H, C, 2>(dot, codes, x, k);
-    Step<S, R, H, C, 3>(dot, codes, x, k);
-    Step<S, R, H, C, 4>(dot, codes, x, k);
-    Step<S, R, H, C, 5>(dot, codes, x, k);
-    Step<S, R, H, C, 6>(dot, codes, x, k);
-    Step<S, R, H, C, 7>(dot, codes, x, k);
+    DotCodes<Lanes, S, R, H, C, kGroup * 8, kGroup * 8 + 8>(dot, v, x);
     typename S::I dots[R * H];
     SumChains<S>(dot, dots);
     FLOTILLA_UNROLL
@@ -175,22 +147,16 @@ struct TwoK {
     }
   }
 
-  template <class S, int R, int H, int C, int n>
-  static FLOTILLA_INLINE void Step(typename S::I (&dot)[C][R * H], const typename S::I (&codes)[H],
-                                   const BlockRows<R>& x, int k) {
-    typename S::I weights[H];
-    FLOTILLA_UNROLL
-    for (int h = 0; h < H; ++h) weights[h] = Operand<S, n>(codes[h]);
-    DotStep<S, R, H, C>(dot, n % C, weights, x, k + 2 * n);
-  }
-
   template <class S, int n>
-  static FLOTILLA_INLINE void DecodeFrom(typename S::I codes, typename S::F d, typename S::F m,
+  static FLOTILLA_INLINE void DecodeFrom(const typename S::I (&v)[Lanes::kLoads],
+                                         const typename S::F (&d)[2], const typename S::F (&m)[2],
                                          float* out) {
-    const auto two = Operand<S, n>(codes);
-    S::Store(out + 2 * n * kPanelColumns, S::Fma(d, S::ToFloat(S::IAnd(two, S::ISet1(0xFFFF))), m));
-    S::Store(out + (2 * n + 1) * kPanelColumns, S::Fma(d, S::ToFloat(S::template Shr<16>(two)), m));
-    if constexpr (n + 1 < 8) DecodeFrom<S, n + 1>(codes, d, m, out);
+    const auto two = Lanes::Operand<S, n>(v);
+    S::Store(out + 2 * n * kPanelColumns,
+             S::Fma(d[n / 8], S::ToFloat(S::IAnd(two, S::ISet1(0xFFFF))), m[n / 8]));
+    S::Store(out + (2 * n + 1) * kPanelColumns,
+             S::Fma(d[n / 8], S::ToFloat(S::template Shr<16>(two)), m[n / 8]));
+    if constexpr (n + 1 < 16) DecodeFrom<S, n + 1>(v, d, m, out);
   }
 };
 

@@ -104,7 +104,8 @@ double Median(std::vector<double> values) {
 int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>& names) {
   testing::Random random(1);
   std::vector<Timed> formats;
-  for (const auto& [name, encoding] : AllFormats()) {
+  for (auto [name, encoding] : AllFormats()) {
+    if (encoding.groups > 0) encoding.groups = kSize / 128;  // as GPTQ has them
     const bool wanted = std::find(names.begin(), names.end(), name) != names.end();
     if (!names.empty() && !wanted && name != "Q8_0") continue;
     Timed& format = formats.emplace_back();

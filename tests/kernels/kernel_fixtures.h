@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct RandomWeights {
       : encoding(weight_encoding), columns(column_count), k(depth) {
     rows.resize(static_cast<size_t>(columns) * windows());
     for (WeightRow& row : rows) Fill(random, row);
+    if (encoding.groups > 0) PutInGroups(random);
   }
 
   int windows() const { return (k + kPanelWindow - 1) / kPanelWindow; }
@@ -87,6 +89,23 @@ struct RandomWeights {
   std::vector<WeightRow> rows;
 
  private:
+  // Gives each k a group, and each column a scale and a zero for each group.
+  void PutInGroups(testing::Random& random) {
+    std::vector<uint16_t> order(static_cast<size_t>(windows()) * kPanelWindow);
+    for (uint16_t& group : order) group = static_cast<uint16_t>(random.Int(0, encoding.groups - 1));
+    for (int c = 0; c < columns; ++c) {
+      // Of the first window's k as they have been filled.
+      const WeightRow first = rows[index(c, 0)];
+      for (size_t i = 0; i < order.size(); ++i) {
+        WeightRow& row = rows[index(c, static_cast<int>(i))];
+        const size_t at = i % kPanelWindow;
+        row.groups[at] = order[i];
+        row.scales[at] = first.scales[order[i]];
+        row.zeros[at] = first.zeros[order[i]];
+      }
+    }
+  }
+
   int8_t RandomCode(testing::Random& random) const {
     switch (encoding.values) {
       case WeightEncoding::Values::kAll:
@@ -188,8 +207,22 @@ inline std::vector<Format> AllFormats() {
        {std::pair{"_fp16", Scales::kFp16}, {"_bf16", Scales::kBf16}}) {
     add(Cat("int4_zero", suffix),
         {.numbers = kCodes, .scales = scales, .low = 0, .high = 15, .has_zeros = true});
+    add(Cat("int3_zero", suffix),
+        {.numbers = kCodes, .scales = scales, .low = 0, .high = 7, .has_zeros = true});
+    add(Cat("int2_zero", suffix),
+        {.numbers = kCodes, .scales = scales, .low = 0, .high = 3, .has_zeros = true});
     add(Cat("int8_zero", suffix),
         {.numbers = kCodes, .scales = scales, .low = -128, .high = 127, .has_zeros = true});
+    for (const auto& [name, low, high] : {std::tuple{"int4", 0, 15}, {"int8", -128, 127}}) {
+      add(Cat(name, "_ordered", suffix), {.numbers = kCodes,
+                                          .scales = scales,
+                                          .scale_group = 1,
+                                          .low = static_cast<int8_t>(low),
+                                          .high = static_cast<int8_t>(high),
+                                          .has_zeros = true,
+                                          .groups = 7,
+                                          .order = 1});
+    }
   }
   add("int4_bf16", {.numbers = kCodes, .scales = Scales::kBf16, .low = -8, .high = 7});
   add("int8_bf16", {.numbers = kCodes, .scales = Scales::kBf16, .low = -128, .high = 127});

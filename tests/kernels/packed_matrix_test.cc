@@ -41,7 +41,7 @@ TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
     const auto matrix = PackedMatrix::Create(FormatNamed(format).encoding, 64, 256);
     EXPECT_TRUE(matrix.ok()) << matrix.status();
     const double bits = 8.0 * static_cast<double>(matrix->bytes()) / (64 * 256);
-    EXPECT_EQ(*PackedBits(FormatNamed(format).encoding), bits) << format;
+    EXPECT_EQ(*PackedBits(FormatNamed(format).encoding, 256), bits) << format;
     return bits;
   };
   EXPECT_EQ(bits("F32"), 32);
@@ -53,11 +53,15 @@ TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
   EXPECT_EQ(bits("Q8_0"), 8.5);
   EXPECT_EQ(bits("int4_bf16"), 5);
   EXPECT_EQ(bits("int4_zero_fp16"), 5);
+  EXPECT_EQ(bits("int3_zero_fp16"), 4);
+  EXPECT_EQ(bits("int2_zero_bf16"), 3);
   EXPECT_EQ(bits("int8_fp32"), 9);
   EXPECT_EQ(bits("int8_zero_bf16"), 9);
   EXPECT_EQ(bits("nvfp4_fp32"), 6);
   EXPECT_EQ(bits("nf4"), 5);
   EXPECT_EQ(bits("fp8"), 8.25);
+  EXPECT_EQ(bits("int4_ordered_fp16"), 4.5 + 32.0 * (1 + 7) / 256);
+  EXPECT_EQ(bits("int8_ordered_bf16"), 8.5 + 32.0 * (1 + 7) / 256);
 }
 
 TEST(PackedMatrixTest, DequantizesExactlyAsTheEncodingSays) {
@@ -157,7 +161,8 @@ TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
 TEST(PackedMatrixTest, EveryScaleIsExactBesideAZero) {
   testing::Random random(1);
   for (const std::string_view name :
-       {"int4_zero_fp16", "int4_zero_bf16", "int4_bf16", "int8_zero_fp16", "int8_zero_bf16"}) {
+       {"int4_zero_fp16", "int4_zero_bf16", "int4_bf16", "int8_zero_fp16", "int8_zero_bf16",
+        "int3_zero_fp16", "int3_zero_bf16", "int2_zero_fp16", "int2_zero_bf16"}) {
     RandomWeights weights(random, FormatNamed(name).encoding, 1, 32);
     for (int half = 0; half < 0x10000; ++half) {
       weights.rows[0].scales[0] = static_cast<uint16_t>(half);
@@ -171,7 +176,8 @@ TEST(PackedMatrixTest, EveryScaleIsExactBesideAZero) {
       ASSERT_EQ(column[0], static_cast<float>(weight)) << name << " " << half;
     }
   }
-  for (const std::string_view name : {"int4_zero_fp16", "int8_zero_fp16"}) {
+  for (const std::string_view name :
+       {"int4_zero_fp16", "int8_zero_fp16", "int3_zero_fp16", "int2_zero_fp16"}) {
     RandomWeights weights(random, FormatNamed(name).encoding, 1, 32);
     for (const int past : {weights.encoding.low - 1, weights.encoding.high + 2}) {
       weights.rows[0].zeros[0] = static_cast<int16_t>(past);

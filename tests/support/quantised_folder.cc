@@ -32,6 +32,7 @@ class LayerWriter {
       : rows(rows), inputs(inputs), name_(std::move(name)), random_(seed), tensors_(tensors) {}
 
   const std::uint64_t rows, inputs;
+  std::string_view name() const { return name_; }
 
   // A tensor whose elements `make` returns.
   template <typename T>
@@ -88,7 +89,7 @@ class LayerWriter {
 };
 
 // Deviations of codes that are all equally likely.
-constexpr double kDeviation4 = 4.6, kDeviation8 = 74;
+constexpr double kDeviation2 = 1.1, kDeviation3 = 2.3, kDeviation4 = 4.6, kDeviation8 = 74;
 
 std::uint8_t Fp8Below2(Random& random) {
   return static_cast<std::uint8_t>(random.Int(0, 0x3F) | random.Int(0, 1) << 7);
@@ -131,9 +132,18 @@ const Format kFormats[] = {
        layer.Bits(".qweight", "I32", {layer.inputs / 8, layer.rows});
        layer.Bits(".qzeros", "I32", {groups, layer.rows / 8});
        layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation4);
-       layer.Put<std::uint32_t>(".g_idx", "I32", {layer.inputs}, [&](Random& random) {
-         return random.Below(static_cast<std::uint32_t>(groups));
+       // As GPTQ has it, the same for all layers with the same inputs; but not for V.
+       Random same(layer.inputs + (layer.name().ends_with("v_proj") ? 1 : 0));
+       layer.Put<std::uint32_t>(".g_idx", "I32", {layer.inputs}, [&](Random&) {
+         return same.Below(static_cast<std::uint32_t>(groups));
        });
+     }},
+    {"gptq_3bit", "gptq_3bit",
+     [](LayerWriter& layer) {
+       const std::uint64_t groups = layer.inputs / kGroup;
+       layer.Bits(".qweight", "I32", {layer.inputs / 32 * 3, layer.rows});
+       layer.Bits(".qzeros", "I32", {groups, layer.rows * 3 / 32});
+       layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation3);
      }},
     {"awq", "awq",
      [](LayerWriter& layer) {
@@ -180,6 +190,14 @@ const Format kFormats[] = {
        layer.Bits(".weight_zero_point", "I32", {layer.rows / 4, groups});
        PutShape(layer);
      }},
+    {"w2_zero", "compressed-tensors",
+     [](LayerWriter& layer) {
+       const std::uint64_t groups = layer.inputs / kGroup;
+       layer.Bits(".weight_packed", "I32", {layer.rows, layer.inputs / 16});
+       layer.Scales(".weight_scale", "BF16", {layer.rows, groups}, 2 * kDeviation2);
+       layer.Bits(".weight_zero_point", "I32", {(layer.rows + 15) / 16, groups});
+       PutShape(layer);
+     }},
     {"int8", "compressed-tensors",
      [](LayerWriter& layer) {
        layer.Bits(".weight", "I8", {layer.rows, layer.inputs});
@@ -211,6 +229,9 @@ const Format kFormats[] = {
 };
 
 Json QuantizationConfig(std::string_view method) {
+  if (method == "gptq_3bit") {
+    return {{"quant_method", "gptq"}, {"bits", 3}, {"group_size", kGroup}};
+  }
   if (method == "gptq") return {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", kGroup}};
   if (method == "awq") return {{"quant_method", "awq"}, {"bits", 4}, {"group_size", kGroup}};
   if (method == "fp8") return {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
@@ -220,7 +241,7 @@ Json QuantizationConfig(std::string_view method) {
   };
   return {{"quant_method", "compressed-tensors"},
           {"format", "mixed-precision"},
-          {"config_groups", {{"group_0", group(4)}, {"group_1", group(8)}}}};
+          {"config_groups", {{"group_0", group(4)}, {"group_1", group(8)}, {"group_2", group(2)}}}};
 }
 
 // Everything but weights and config.json.
@@ -246,10 +267,11 @@ int LayerOf(const model::Tensor& tensor) {
 
 std::vector<QuantisedLayers> AllQuantisedLayers() {
   return {{"gptq", {"gptq", "gptq_zero", "gptq_order"}},
+          {"gptq_3bit", {"gptq_3bit"}},
           {"awq", {"awq"}},
           {"fp8", {"fp8_blocks"}},
           {"bitsandbytes", {"nf4", "int8_rows"}},
-          {"compressed_tensors", {"w4", "w8_zero", "int8"}},
+          {"compressed_tensors", {"w4", "w8_zero", "int8", "w2_zero"}},
           {"compressed_tensors_float", {"fp8", "nvfp4", "mxfp4"}}};
 }
 

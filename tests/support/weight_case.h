@@ -63,7 +63,7 @@ inline double WeightOf(const WeightEncoding& encoding, const WeightRow& row, int
   }
   const int group = k / encoding.scale_group;
   const uint16_t scale = row.scales[group];
-  double weight = row.codes[k] - (encoding.has_zeros ? row.zeros[k / kScaleGroup] : 0);
+  double weight = row.codes[k] - (encoding.has_zeros ? row.zeros[group] : 0);
   if (encoding.values == WeightEncoding::Values::kFp8) {
     weight = Fp8ToFloat(static_cast<uint8_t>(row.codes[k]));
   } else if (encoding.values == WeightEncoding::Values::kNf4) {

@@ -168,6 +168,10 @@ absl::StatusOr<std::pair<int64_t, int64_t>> ReadShape(std::string_view layer,
   return std::pair(at(0), at(1));
 }
 
+// Codes follow each other without gaps. Versions before 0.14 left two bits of each word of ten
+// codes of 3 bits, and their shapes are others.
+bool IsPackedWidth(int64_t bits) { return bits == 2 || bits == 3 || bits == 4 || bits == 8; }
+
 absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> schemes,
                           LayerTensors& layers) {
   const auto size = ReadShape(layer, layers);
@@ -179,7 +183,7 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
   // The scheme is the first one that the shapes have.
   const WeightScheme* found = nullptr;
   for (const WeightScheme& scheme : schemes) {
-    if (scheme.bits != 2 && scheme.bits != 4 && scheme.bits != 8) continue;
+    if (!IsPackedWidth(scheme.bits)) continue;
     const int64_t group = scheme.group == -1 ? inputs : scheme.group;
     if (packed.dims[0] != Size((inputs * scheme.bits + 31) / 32)) continue;
     if (scale->dims[0] != Size((inputs + group - 1) / group)) continue;
@@ -191,11 +195,12 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
     for (const WeightScheme& scheme : schemes) {
       says += Cat(says.empty() ? "" : ", ", scheme.bits, " bits in groups of ", scheme.group);
     }
-    return InvalidArgument("tensor ", packed.name, " is ", HfShape(packed), " and ", scale->name,
-                           " ", HfShape(*scale), " for ", rows, " x ", inputs,
-                           " weights, which no config group of 2, 4 or 8 bits says; config_groups "
-                           "say ",
-                           says);
+    return InvalidArgument(
+        "tensor ", packed.name, " is ", HfShape(packed), " and ", scale->name, " ", HfShape(*scale),
+        " for ", rows, " x ", inputs,
+        " weights, which no config group of 2, 3, 4 or 8 bits says; config_groups "
+        "say ",
+        says);
   }
   const auto bits = static_cast<int>(found->bits);
   const auto of_layer = GroupOf(found->group, inputs, packed);

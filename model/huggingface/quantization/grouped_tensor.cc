@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/hash/hash.h"
+
 namespace flotilla::model {
 namespace {
 
@@ -25,15 +27,33 @@ Scales ScalesOf(GgmlType type) {
                                    : Scales::kFp32;
 }
 
-// The encoding if kinds keep codes in such groups, and fp32 if not.
-WeightEncoding Fitting(const GroupedTensor::Shape& shape, const WeightEncoding& encoding) {
-  const bool whole = shape.group % encoding.scale_group == 0 || shape.group >= shape.inputs;
-  return whole && shape.order.empty() && shape.inputs % kScaleGroup == 0 ? encoding
-                                                                         : WeightEncoding{};
-}
-
 int64_t GroupsOf(const GroupedTensor::Shape& shape) {
   return (shape.inputs + shape.group - 1) / shape.group;
+}
+
+// Whether whole runs of `span` k have one scale.
+bool HasRuns(const GroupedTensor::Shape& shape, int span) {
+  return shape.order.empty() && (shape.group % span == 0 || shape.group >= shape.inputs);
+}
+
+// The encoding if kinds keep codes in such groups, or one that names the group of each k, or fp32.
+WeightEncoding Fitting(const GroupedTensor::Shape& shape, const WeightEncoding& encoding) {
+  if (shape.inputs % kScaleGroup != 0) return {};
+  if (HasRuns(shape, encoding.scale_group)) return encoding;
+  const int64_t groups = GroupsOf(shape);
+  if (!encoding.has_zeros || encoding.scales == Scales::kFp32 ||
+      groups > std::numeric_limits<uint16_t>::max()) {
+    return {};
+  }
+  std::vector<int32_t> order = shape.order;
+  for (int64_t k = 0; shape.order.empty() && k < shape.inputs; ++k) {
+    order.push_back(static_cast<int32_t>(k / shape.group));
+  }
+  WeightEncoding ordered = encoding;
+  ordered.scale_group = 1;
+  ordered.groups = static_cast<int32_t>(groups);
+  ordered.order = absl::HashOf(order);
+  return ordered;
 }
 
 }  // namespace
@@ -85,7 +105,8 @@ void GroupedTensor::Read(int64_t row, int64_t k_begin, int64_t k_end, WeightRow&
   for (int i = 0; i < count; ++i) out.codes[at + i] = static_cast<int8_t>(codes[i]);
   const int span = encoding_.scale_group;
   for (int i = at / span; i * span < at + count; ++i) {
-    const float scale = ScaleOf(row, GroupOf(window + i * span));
+    const int64_t group = GroupOf(window + i * span);
+    const float scale = ScaleOf(row, group);
     if (encoding_.scales == Scales::kFp32) {
       out.wide_scales[i] = scale;
     } else if (encoding_.scales == Scales::kBf16) {
@@ -93,9 +114,8 @@ void GroupedTensor::Read(int64_t row, int64_t k_begin, int64_t k_end, WeightRow&
     } else {
       out.scales[i] = FloatToHalf(scale);
     }
-    if (encoding_.has_zeros) {
-      out.zeros[i] = static_cast<int16_t>(ZeroOf(row, GroupOf(window + i * span)));
-    }
+    if (encoding_.has_zeros) out.zeros[i] = static_cast<int16_t>(ZeroOf(row, group));
+    out.groups[i] = static_cast<uint16_t>(group);
   }
 }
 
@@ -112,11 +132,13 @@ int IntegerTensor::StoredZero(const Parts& parts, int64_t row, int64_t group) {
   return parts.zeros.At(group, Place(parts, row)) + parts.zero_offset;
 }
 
-// Codes of fewer than 8 bits take four. Codes whose zeros are all the middle need none.
+// Codes of 4 and of 8 bits whose zeros are all the middle need none, unless each k names its group;
+// then codes of 2 and 3 bits take four.
 WeightEncoding IntegerTensor::EncodingFor(const Shape& shape, const Parts& parts) {
-  const int bits = parts.codes.bits, low = bits == 8 ? -128 : -8;
+  const bool ordered = !HasRuns(shape, kScaleGroup);
+  const int bits = parts.codes.bits == 8 || !ordered ? parts.codes.bits : 4;
   const Scales scales = ScalesOf(parts.scales.type);
-  bool has_zeros = false;
+  bool has_zeros = ordered || bits < 4;
   if (!parts.zeros.words.empty()) {
     for (int64_t row = 0; row < shape.rows && !has_zeros; ++row) {
       for (int64_t group = 0; group < GroupsOf(shape) && !has_zeros; ++group) {
@@ -136,10 +158,11 @@ WeightEncoding IntegerTensor::EncodingFor(const Shape& shape, const Parts& parts
   // No kind has these.
   if (scales == Scales::kFp32 && (has_zeros || bits < 8)) has_zeros = true;
   if (scales == Scales::kFp32 && has_zeros) return {.has_zeros = true};
+  const int low = has_zeros && bits < 8 ? 0 : -(1 << (bits - 1));
   return {.numbers = Numbers::kCodes,
           .scales = scales,
-          .low = static_cast<int8_t>(has_zeros && bits < 8 ? 0 : low),
-          .high = static_cast<int8_t>((has_zeros && bits < 8 ? 0 : low) - 2 * low - 1),
+          .low = static_cast<int8_t>(low),
+          .high = static_cast<int8_t>(low + (1 << bits) - 1),
           .has_zeros = has_zeros};
 }
 
@@ -176,13 +199,15 @@ int IntegerTensor::ZeroOf(int64_t row, int64_t group) const {
 
 namespace {
 
-WeightEncoding EncodingOfBytes(ByteTensor::Bytes bytes, GgmlType scales, bool has_zeros) {
+WeightEncoding EncodingOfBytes(const GroupedTensor::Shape& shape, ByteTensor::Bytes bytes,
+                               GgmlType scales, bool has_zeros) {
   if (bytes == ByteTensor::Bytes::kFp8) {
     return {.numbers = Numbers::kCodes,
             .values = Values::kFp8,
             .scales = Scales::kFp32,
             .scale_group = kLongGroup};
   }
+  has_zeros = has_zeros || !HasRuns(shape, kScaleGroup);
   if (has_zeros && ScalesOf(scales) == Scales::kFp32) return {};  // no kind has these
   return {.numbers = Numbers::kCodes,
           .scales = ScalesOf(scales),
@@ -196,7 +221,7 @@ WeightEncoding EncodingOfBytes(ByteTensor::Bytes bytes, GgmlType scales, bool ha
 ByteTensor::ByteTensor(Shape shape, Bytes bytes, std::span<const std::byte> codes,
                        const NumberGrid& scales, std::span<const std::byte> zeros,
                        std::vector<std::span<const std::byte>> parts)
-    : GroupedTensor(std::move(shape), EncodingOfBytes(bytes, scales.type, !zeros.empty()),
+    : GroupedTensor(shape, EncodingOfBytes(shape, bytes, scales.type, !zeros.empty()),
                     std::move(parts)),
       bytes_(bytes),
       codes_(codes),
@@ -205,7 +230,7 @@ ByteTensor::ByteTensor(Shape shape, Bytes bytes, std::span<const std::byte> code
 
 ByteTensor::ByteTensor(Shape shape, std::span<const std::byte> codes, const NumberGrid& row_maxima,
                        std::vector<std::span<const std::byte>> parts)
-    : GroupedTensor(std::move(shape), EncodingOfBytes(Bytes::kInt8, GgmlType::kF32, false),
+    : GroupedTensor(shape, EncodingOfBytes(shape, Bytes::kInt8, GgmlType::kF32, false),
                     std::move(parts)),
       bytes_(Bytes::kInt8),
       codes_(codes),

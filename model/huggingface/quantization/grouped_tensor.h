@@ -3,8 +3,8 @@
 // where rows have a scale, and perhaps a zero, for each group of k.
 //
 // Methods say where codes, scales and zeros lie; a GroupedTensor reads them as the encoding that a
-// packed kind keeps (common/types/weight_panel.h). Where groups or scales fit no kind, e.g. since
-// the k of a group do not follow each other, it reads the weights in fp32.
+// packed kind keeps (common/types/weight_panel.h). Where groups or scales fit no kind, it reads the
+// weights in fp32.
 #pragma once
 
 #include <cstddef>

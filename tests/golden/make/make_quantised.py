@@ -332,6 +332,9 @@ COMPRESSED = [
     ("w4_channel", 64, 100, BF16, "W4A16", {"strategy": "channel", "group_size": None}, {}),
     ("w4_asym_channel", 70, 100, FP16, "W4A16_ASYM",
      {"strategy": "channel", "group_size": None}, {}),
+    # Codes of 3 bits lie across words.
+    ("w3_32", 64, 96, BF16, "W4A16", {"group_size": 32, "num_bits": 3}, {}),
+    ("w3_asym_32", 68, 128, BF16, "W4A16_ASYM", {"group_size": 32, "num_bits": 3}, {}),
     ("w8_32", 64, 96, BF16, "W8A16", {"group_size": 32}, {}),
     ("w8_asym_32", 66, 96, BF16, "W8A16", {"group_size": 32, "symmetric": False}, {}),
     ("w8_channel", 64, 98, BF16, "W8A16", {"strategy": "channel", "group_size": None}, {}),
