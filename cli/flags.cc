@@ -152,12 +152,21 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "are loaded: int8 takes about half of the memory of bfloat16, and int4 a third. Head and "
      "token vectors stay as they are. Example: --quantize=int4",
      kGroup},
-    {"--kv-type", &RoleFlags::kv_type, "bf16|fp16|fp32|fp8|int8", 0, 0, kCompute,
-     "The type of stored keys and values. fp8 and int8 take about half of the memory of bf16; "
-     "int8 is the more accurate one.",
+    {"--kv-type", &RoleFlags::kv_type, "bf16|fp16|fp32|fp8|fp8_e5m2|int8", 0, 0, kCompute,
+     "The type of stored keys and values. Those of 8 bits take about half of the memory of bf16; "
+     "int8 is the most accurate of them.",
      kGroup},
-    {"--kv-value-type", &RoleFlags::kv_value_type, "same|bf16|fp16|fp32|fp8|int8", 0, 0, kCompute,
-     "The type of stored values, if it is another than that of keys.", kGroup},
+    {"--kv-value-type", &RoleFlags::kv_value_type,
+     "same|bf16|fp16|fp32|fp8|fp8_e5m2|int8|int4|int2", 0, 0, kCompute,
+     "The type of stored values, if it is another than that of keys. int4 and int2 are types of "
+     "values only: with keys of int8, int4 takes two fifths of the memory of bf16. Example: "
+     "--kv-type=int8 --kv-value-type=int4",
+     kGroup},
+    {"--kv-layers", &RoleFlags::kv_layers, "LAYERS=TYPE,...", 0, 0, kCompute,
+     "The types of stored keys and values in some layers, if they are others: LAYERS is a number "
+     "from 0 on, or FIRST-LAST, and TYPE one type, or KEY/VALUE. Example: "
+     "--kv-type=int8 --kv-layers=0-1=bf16,5=int8/fp16",
+     kGroup},
     {"--cpu-isa", &RoleFlags::cpu_isa, "auto|reference|avx2|avx512", 0, 0, kCompute,
      "The instruction path. auto takes the best that this CPU has. The choice never changes "
      "results.",

@@ -50,6 +50,7 @@ struct RoleFlags {
   std::string compute = "accurate";
   std::string kv_type = "bf16";
   std::string kv_value_type = "same";
+  std::string kv_layers;  // LAYERS=TYPE,...
   std::string quantize = "none";
   std::int64_t kv_blocks = 4096;
   std::int64_t block_tokens = 16;

@@ -148,17 +148,19 @@ std::string KvSizes(const model::ModelSpec& spec) {
                                    [](const auto& group) { return group.window > 0; });
   std::vector<std::string> types;
   for (const kernels::KvType type : kernels::kAllKvTypes) {
-    const worker::KvShape shape = worker::KvShapeOf(
-        spec, kernels::KvFormat::Both(type), {0, static_cast<std::uint32_t>(spec.layers.size())},
-        spec.attention().kv_heads);
+    const kernels::KvFormat format = kernels::KvFormat::With(type);
+    if (spec.attention().latent.has_value() && format.key != format.value) continue;
+    const worker::KvShape shape =
+        worker::KvShapeOf(spec, format, {0, static_cast<std::uint32_t>(spec.layers.size())},
+                          spec.attention().kv_heads);
     const double bytes = static_cast<double>(shape.bytes_per_block()) *
                          static_cast<double>(spec.kv_groups.size()) / kernels::kKvBlockTokens;
-    types.push_back(absl::StrFormat("%s %.0f (%.0f per GiB)", kernels::KvTypeName(type), bytes,
+    types.push_back(absl::StrFormat("%s %.0f (%.0f per GiB)", kernels::KvFormatName(format), bytes,
                                     (1 << 30) / bytes));
   }
   return absl::StrCat(
       windows ? "KV bytes of a token within all windows: " : "KV bytes of a token: ",
-      absl::StrJoin(types, ", "), "\n");
+      absl::StrJoin(types, "; "), "\n");
 }
 
 // Says what the model is, or why flotilla cannot serve it.

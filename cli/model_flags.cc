@@ -32,6 +32,24 @@ absl::Status CheckSpeculation(const RoleFlags& flags, const model::ModelSpec& sp
   return absl::OkStatus();
 }
 
+absl::Status CheckKv(const RoleFlags& flags, const worker::KvFormats& formats,
+                     const model::ModelSpec& spec) {
+  const std::size_t layers = spec.layers.size();
+  if (!formats.some.empty() && formats.some.back().layers.end > layers) {
+    return Wrong("--kv-layers", flags.kv_layers,
+                 absl::StrCat("the model has ", layers, " layers, from 0 on"));
+  }
+  if (!spec.attention().latent.has_value()) return absl::OkStatus();
+  constexpr absl::string_view kWhy = "V of this model is a part of K, and has its type";
+  if (formats.most.key != formats.most.value) {
+    return Wrong("--kv-value-type", flags.kv_value_type, kWhy);
+  }
+  for (const auto& some : formats.some) {
+    if (some.format.key != some.format.value) return Wrong("--kv-layers", flags.kv_layers, kWhy);
+  }
+  return absl::OkStatus();
+}
+
 // Checks how much memory the ranks on this host reserve together, and the directory that they
 // use on disk.
 absl::Status CheckMemory(const RoleFlags& flags, const worker::RankOptions& options,
@@ -68,10 +86,7 @@ absl::Status CheckModelFlags(const RoleFlags& flags, const worker::RankOptions& 
                                                                   : "the model was trained for ",
                      spec->longest_context, " tokens"));
   }
-  if (spec->attention().latent.has_value() && options.kv_format.key != options.kv_format.value) {
-    return Wrong("--kv-value-type", flags.kv_value_type,
-                 "V of this model is a part of K, and has its type");
-  }
+  if (auto status = CheckKv(flags, options.kv_format, *spec); !status.ok()) return status;
   if (auto status = CheckSpeculation(flags, *spec); !status.ok()) return status;
   if (auto status = CheckMemory(flags, options, *spec); !status.ok()) return status;
   const auto layout = worker::ShardModel(file, *spec, options.shape, options.balance);

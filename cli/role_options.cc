@@ -40,18 +40,55 @@ absl::StatusOr<std::vector<std::pair<std::string, std::uint32_t>>> ParseWeights(
   return weights;
 }
 
-// The type of that name, which there is.
-kernels::KvType KvTypeNamed(std::string_view name) {
-  return *std::find_if(std::begin(kernels::kAllKvTypes), std::end(kernels::kAllKvTypes),
-                       [&](kernels::KvType type) { return kernels::KvTypeName(type) == name; });
+// The type of that name; null: there is none.
+const kernels::KvType* KvTypeNamed(std::string_view name) {
+  const auto* const found =
+      std::find_if(std::begin(kernels::kAllKvTypes), std::end(kernels::kAllKvTypes),
+                   [&](kernels::KvType type) { return kernels::KvTypeName(type) == name; });
+  return found == std::end(kernels::kAllKvTypes) ? nullptr : found;
+}
+
+// Parses FIRST-LAST=TYPE or LAYER=TYPE, where TYPE may be K/V.
+std::optional<worker::KvFormats::Some> ParseKvLayers(absl::string_view entry) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
+  if (parts.size() != 2) return std::nullopt;
+  const std::vector<absl::string_view> ends = absl::StrSplit(parts[0], absl::MaxSplits('-', 1));
+  const std::vector<std::string> types = absl::StrSplit(parts[1], absl::MaxSplits('/', 1));
+  std::uint32_t first = 0, last = 0;
+  const kernels::KvType* const key = KvTypeNamed(types.front());
+  const kernels::KvType* const value = KvTypeNamed(types.back());
+  constexpr std::uint32_t kMost = 1'000'000;
+  if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last) ||
+      first > last || last > kMost || key == nullptr || value == nullptr ||
+      !kernels::IsKeyType(*key)) {
+    return std::nullopt;
+  }
+  return worker::KvFormats::Some{.layers = {first, last + 1},
+                                 .format = {.key = *key, .value = *value}};
 }
 
 }  // namespace
 
-kernels::KvFormat KvFormatOf(const RoleFlags& flags) {
+absl::StatusOr<worker::KvFormats> KvFormatsOf(const RoleFlags& flags) {
   const bool same = flags.kv_value_type == "same";
-  return {.key = KvTypeNamed(flags.kv_type),
-          .value = KvTypeNamed(same ? flags.kv_type : flags.kv_value_type)};
+  worker::KvFormats formats =
+      kernels::KvFormat{.key = *KvTypeNamed(flags.kv_type),
+                        .value = *KvTypeNamed(same ? flags.kv_type : flags.kv_value_type)};
+  const auto wrong = [](absl::string_view entry, absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("--kv-layers: '", entry, "' ", why));
+  };
+  for (const absl::string_view entry : absl::StrSplit(flags.kv_layers, ',', absl::SkipEmpty())) {
+    const auto some = ParseKvLayers(entry);
+    if (!some.has_value()) {
+      return wrong(entry,
+                   "is not LAYERS=TYPE, as in 0-1=bf16 or 5=int8/fp16, with a type of --kv-type");
+    }
+    if (!formats.some.empty() && some->layers.begin < formats.some.back().layers.end) {
+      return wrong(entry, "does not come after the layers before it");
+    }
+    if (some->format != formats.most) formats.some.push_back(*some);
+  }
+  return formats;
 }
 
 std::string ModelId(const RoleFlags& flags) {
@@ -69,7 +106,9 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
   worker::RankOptions options;
   options.model_id = model_id;
   options.recipe = flags.compute == "fp32" ? worker::Recipe::kFp32 : worker::Recipe::kAccurate;
-  options.kv_format = KvFormatOf(flags);
+  const auto formats = KvFormatsOf(flags);
+  if (!formats.ok()) return formats.status();
+  options.kv_format = *formats;
   options.isa = *isa;
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
                    .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};

@@ -14,17 +14,17 @@
 #include "common/rt/clock.h"
 #include "common/types/engine.h"
 #include "common/types/tokenizer_bundle.h"
-#include "kernels/kv_layout.h"
 #include "rpc/credentials.h"
 #include "scheduler/server/engine_loop.h"
+#include "worker/compute/kv_shape.h"
 #include "worker/exec/rank.h"
 
 namespace flotilla::cli {
 
 // The model's name for clients: the name that the flags give, or else the file's name.
 std::string ModelId(const RoleFlags& flags);
-// The types of K and V.
-kernels::KvFormat KvFormatOf(const RoleFlags& flags);
+// The types of K and V. INVALID_ARGUMENT names the entry of --kv-layers.
+absl::StatusOr<worker::KvFormats> KvFormatsOf(const RoleFlags& flags);
 absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
                                                     const std::string& model_id);
 // The engine logs preemptions to `log`, which outlives it. INVALID_ARGUMENT names the flag.

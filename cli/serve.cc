@@ -69,12 +69,13 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   LogSkippedTensors(*file, *log_);
   LogUnpackedTensors(*file, *log_);
 
+  const auto kv = KvFormatsOf(flags);
+  if (!kv.ok()) return kv.status();
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);
   AddProcessMetrics(*metrics_);
   WatchLog(*metrics_, log_);
-  worker::AddKvConfigInfo(*metrics_, kernels::KvFormatName(KvFormatOf(flags)),
-                          static_cast<std::uint32_t>(flags.kv_blocks),
+  worker::AddKvConfigInfo(*metrics_, kv->Name(), static_cast<std::uint32_t>(flags.kv_blocks),
                           static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<router::RouterMetrics>(*metrics_);
   if (absl::Status status = StartEngine(flags, file, *tokenizer); !status.ok()) return status;
@@ -112,11 +113,11 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
 }
 
 void LocalFleet::PrintBanner(const RoleFlags& flags) const {
-  log_->Print(absl::StrFormat(
-      "\nflotilla serves %s\n"
-      "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
-      model_id_, flags.compute, kernels::KvFormatName(KvFormatOf(flags)), flags.kv_blocks,
-      flags.block_tokens, isa_, UsageText(flags, model_id_, *frontends_)));
+  log_->Print(
+      absl::StrFormat("\nflotilla serves %s\n"
+                      "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
+                      model_id_, flags.compute, KvFormatsOf(flags)->Name(), flags.kv_blocks,
+                      flags.block_tokens, isa_, UsageText(flags, model_id_, *frontends_)));
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {

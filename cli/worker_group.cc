@@ -91,7 +91,7 @@ StepExecutor* WorkerGroup::executor() {
 }
 
 void WorkerGroup::AddMetrics(Metrics& metrics) const {
-  worker::AddKvConfigInfo(metrics, kernels::KvFormatName(KvFormatOf(flags_)),
+  worker::AddKvConfigInfo(metrics, KvFormatsOf(flags_)->Name(),
                           static_cast<std::uint32_t>(flags_.kv_blocks),
                           static_cast<std::uint32_t>(flags_.block_tokens));
   worker::WatchWorker(metrics,

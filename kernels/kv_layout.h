@@ -6,6 +6,10 @@
 //   bf16             K [key/2][16 tokens][2]   V [8 token pairs][value][2]
 //   fp32, fp16       K [key][16 tokens]        V [16 tokens][value]
 //   int8, fp8        the same in bytes; scales: d [16 tokens], of int8 also m [16 tokens], bf16
+//   fp8_e5m2         the same in bytes, without scales
+//   int4, int2                                 V [16 tokens][value / 16], 16 codes in a word of 64
+//                    or 32 bits (KvCodeBit); scales: d [16 tokens], m [16 tokens] for each 64
+//                    elements
 // With this layout one load of K is sixteen keys, and one of V sixteen dimensions. What a number
 // means is in kernels/kv_codec.h. K and V may have different types.
 //
@@ -25,10 +29,15 @@ inline constexpr int kKvBlockTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxLatentDim = 576;  // DeepSeek V3: a latent of 512, 64 with positions
 
-enum class KvType : uint8_t { kBf16, kF32, kF16, kInt8, kFp8 };
+enum class KvType : uint8_t { kBf16, kF32, kF16, kInt8, kFp8, kFp8E5m2, kInt4, kInt2 };
 
-inline constexpr KvType kAllKvTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kFp8,
-                                         KvType::kInt8};
+inline constexpr KvType kAllKvTypes[] = {KvType::kF32,  KvType::kF16,     KvType::kBf16,
+                                         KvType::kFp8,  KvType::kFp8E5m2, KvType::kInt8,
+                                         KvType::kInt4, KvType::kInt2};
+
+// K of these few bits would need scales for each element of a head, over many tokens (Liu et al.,
+// KIVI, 2024), so they are types of V.
+constexpr bool IsKeyType(KvType type) { return type != KvType::kInt4 && type != KvType::kInt2; }
 
 // As flags, metrics and the numerics id have it.
 constexpr std::string_view KvTypeName(KvType type) {
@@ -43,6 +52,12 @@ constexpr std::string_view KvTypeName(KvType type) {
       return "int8";
     case KvType::kFp8:
       return "fp8";
+    case KvType::kFp8E5m2:
+      return "fp8_e5m2";
+    case KvType::kInt4:
+      return "int4";
+    case KvType::kInt2:
+      return "int2";
   }
   return "";
 }
@@ -54,6 +69,10 @@ struct KvFormat {
 
   static const KvFormat kBf16, kF32;
   static constexpr KvFormat Both(KvType type) { return {.key = type, .value = type}; }
+  // Both, or K of int8 beside a type that only V has.
+  static constexpr KvFormat With(KvType type) {
+    return {.key = IsKeyType(type) ? type : KvType::kInt8, .value = type};
+  }
 
   bool operator==(const KvFormat&) const = default;
 };
@@ -67,12 +86,49 @@ inline std::string KvFormatName(const KvFormat& format) {
   return name + ", V " + std::string(KvTypeName(format.value));
 }
 
-constexpr int64_t KvElementBytes(KvType type) {
-  return type == KvType::kF32 ? 4 : type == KvType::kInt8 || type == KvType::kFp8 ? 1 : 2;
+constexpr int KvElementBits(KvType type) {
+  switch (type) {
+    case KvType::kF32:
+      return 32;
+    case KvType::kF16:
+    case KvType::kBf16:
+      return 16;
+    case KvType::kInt8:
+    case KvType::kFp8:
+    case KvType::kFp8E5m2:
+      return 8;
+    case KvType::kInt4:
+      return 4;
+    case KvType::kInt2:
+      return 2;
+  }
+  return 0;
 }
-// Of the scales of a record.
-constexpr int64_t KvScaleBytes(KvType type) {
-  return (type == KvType::kInt8 ? 4 : type == KvType::kFp8 ? 2 : 0) * kKvBlockTokens;
+// Of so many elements, a multiple of 16.
+constexpr int64_t KvBytes(KvType type, int64_t elements) {
+  return elements * KvElementBits(type) / 8;
+}
+
+// Whether elements are codes of a span, from 0 on.
+constexpr bool HasCodes(KvType type) {
+  return type == KvType::kInt8 || type == KvType::kInt4 || type == KvType::kInt2;
+}
+constexpr bool HasScales(KvType type) { return HasCodes(type) || type == KvType::kFp8; }
+// The elements of a token that have a scale, and a minimum.
+constexpr int KvScaleSpan(KvType type, int dim) { return IsKeyType(type) ? dim : 64; }
+// Those of 16 tokens.
+constexpr int64_t KvGroupScaleBytes(KvType type) {
+  return (HasCodes(type) ? 4 : HasScales(type) ? 2 : 0) * kKvBlockTokens;
+}
+// Of the scales of a record, of tokens of `dim` elements.
+constexpr int64_t KvScaleBytes(KvType type, int dim) {
+  const int span = KvScaleSpan(type, dim);
+  return dim == 0 ? 0 : KvGroupScaleBytes(type) * ((dim + span - 1) / span);
+}
+// The bit of code i of 16 that lie in a word of 64 (int4) or 32 bits (int2). So vectors of 32-bit
+// lanes get them by one shift of lane i: of int4, odd codes are in the upper half.
+constexpr int KvCodeBit(KvType type, int i) {
+  return type == KvType::kInt4 ? i % 2 * 32 + i / 2 * 4 : i * 2;
 }
 
 // The elements of a token's K and V, for one layer and KV head: multiples of 16, at most
@@ -91,20 +147,21 @@ struct KvDims {
 
 // Byte offsets inside a record: of V (0 with a prefix), and of the scales of K and of V.
 constexpr int64_t KvValueOffset(const KvFormat& format, const KvDims& dims) {
-  return dims.prefix ? 0 : KvElementBytes(format.key) * kKvBlockTokens * dims.key;
+  return dims.prefix ? 0 : KvBytes(format.key, int64_t{kKvBlockTokens} * dims.key);
 }
 constexpr int64_t KvKeyScaleOffset(const KvFormat& format, const KvDims& dims) {
-  const int64_t values = dims.prefix ? 0 : KvElementBytes(format.value) * dims.value;
-  return (KvElementBytes(format.key) * dims.key + values) * kKvBlockTokens;
+  return KvBytes(format.key, int64_t{kKvBlockTokens} * dims.key) +
+         (dims.prefix ? 0 : KvBytes(format.value, int64_t{kKvBlockTokens} * dims.value));
 }
 constexpr int64_t KvValueScaleOffset(const KvFormat& format, const KvDims& dims) {
-  return KvKeyScaleOffset(format, dims) + (dims.prefix ? 0 : KvScaleBytes(format.key));
+  return KvKeyScaleOffset(format, dims) + (dims.prefix ? 0 : KvScaleBytes(format.key, dims.key));
 }
 
 // Bytes of one record (K and V of 16 tokens of one layer and KV head).
 constexpr int64_t KvRecordBytes(const KvFormat& format, const KvDims& dims) {
-  const KvType last = dims.prefix ? format.key : format.value;
-  return (KvValueScaleOffset(format, dims) + KvScaleBytes(last) + 63) / 64 * 64;
+  const int64_t last =
+      dims.prefix ? KvScaleBytes(format.key, dims.key) : KvScaleBytes(format.value, dims.value);
+  return (KvValueScaleOffset(format, dims) + last + 63) / 64 * 64;
 }
 
 // UNIMPLEMENTED: kernels cannot attend with such K and V.

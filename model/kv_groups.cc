@@ -66,12 +66,4 @@ uint32_t LayersPerPage(const ModelSpec& spec, uint32_t begin, uint32_t end) {
   return std::ranges::max(layers);
 }
 
-uint32_t LayerInPage(const ModelSpec& spec, uint32_t begin, uint32_t layer) {
-  uint32_t place = 0;
-  for (uint32_t before = begin; before < layer; ++before) {
-    place += spec.layers[before].attention.kv_group == spec.layers[layer].attention.kv_group;
-  }
-  return place;
-}
-
 }  // namespace flotilla::model

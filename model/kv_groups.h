@@ -24,10 +24,8 @@ void DealKvGroups(ModelSpec& spec);
 // Puts all layers into one group that keeps every position: no window saves memory.
 void KeepEveryPosition(ModelSpec& spec);
 
-// The layers [begin, end) that are a stage of a pipeline. The places for layers that one page of
-// the stage has: the layers of its largest group. The place of a layer: the number of layers of its
-// group before it.
+// Of the layers [begin, end), which are a stage of a pipeline, the number in its largest group: a
+// page of the stage has room for so many.
 uint32_t LayersPerPage(const ModelSpec& spec, uint32_t begin, uint32_t end);
-uint32_t LayerInPage(const ModelSpec& spec, uint32_t begin, uint32_t layer);
 
 }  // namespace flotilla::model

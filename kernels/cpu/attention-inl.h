@@ -51,7 +51,7 @@ FLOTILLA_INLINE typename S::F OddHalf(typename S::I words) {
 // d and m of tokens of one block in fp32, as loads multiply them: d of FP8 is 256 times the scale.
 template <class S, KvType kType>
 FLOTILLA_INLINE typename S::F ScaleVector(const std::byte* scales) {
-  if constexpr (kType == KvType::kInt8) return S::LoadBf16(scales);
+  if constexpr (HasCodes(kType)) return S::LoadBf16(scales);
   return S::Mul(S::LoadBf16(scales), S::Set1(256));
 }
 
@@ -64,6 +64,10 @@ FLOTILLA_INLINE typename S::F LoadElements(const std::byte* at, typename S::F d,
     return S::LoadHalf(at);
   } else if constexpr (kType == KvType::kInt8) {
     return S::Fma(d, S::LoadUint8(at), m);
+  } else if constexpr (HasCodes(kType)) {
+    return S::Fma(d, S::template LoadCodes<KvElementBits(kType)>(at), m);
+  } else if constexpr (kType == KvType::kFp8E5m2) {
+    return S::LoadE5m2(at);
   } else {
     return S::Mul(d, S::LoadFp8(at));
   }
@@ -101,13 +105,13 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, int64_
     FLOTILLA_UNROLL
     for (int v = 0; v < V; ++v) {
       scale[v] = minimum[v] = S::Zero();
-      if constexpr (KvScaleBytes(kType) > 0) scale[v] = ScaleVector<S, kType>(blocks[v] + scales);
-      if constexpr (kType == KvType::kInt8) minimum[v] = S::LoadBf16(blocks[v] + scales + 32);
+      if constexpr (HasScales(kType)) scale[v] = ScaleVector<S, kType>(blocks[v] + scales);
+      if constexpr (HasCodes(kType)) minimum[v] = S::LoadBf16(blocks[v] + scales + 32);
     }
     for (int d = 0; d < dim; ++d) {
       FLOTILLA_UNROLL
       for (int v = 0; v < V; ++v) {
-        const std::byte* at = blocks[v] + d * kKvBlockTokens * KvElementBytes(kType);
+        const std::byte* at = blocks[v] + KvBytes(kType, d * kKvBlockTokens);
         key[v] = LoadElements<S, kType>(at, scale[v], minimum[v]);
       }
       step(key, d);
@@ -207,7 +211,7 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, const float* scales, i
   for (int slot = begin; slot < end; ++slot) {
     F value[V];
     F scale = S::Zero(), minimum = S::Zero();
-    if constexpr (KvScaleBytes(kType) > 0) {
+    if constexpr (HasScales(kType)) {
       scale = S::Set1(scales[slot]);
       minimum = S::Set1(scales[kKvBlockTokens + slot]);
     }
@@ -217,7 +221,7 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, const float* scales, i
         const auto words = S::ILoad(values + (slot / 2 * dim + at + v * 16) * 4);
         value[v] = slot % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words);
       } else {
-        const std::byte* from = values + (slot * dim + at + v * 16) * KvElementBytes(kType);
+        const std::byte* from = values + KvBytes(kType, slot * dim + at + v * 16);
         value[v] = LoadElements<S, kType>(from, scale, minimum);
       }
     }
@@ -244,10 +248,10 @@ FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int64_t scales, int 
   alignas(64) float decoded[kDecodes ? 16 * 4 * kKvBlockTokens : 1];  // [count][16 tokens]
   if constexpr (kDecodes) {
     auto scale = S::Zero(), minimum = S::Zero();
-    if constexpr (KvScaleBytes(kType) > 0) scale = ScaleVector<S, kType>(record + scales);
-    if constexpr (kType == KvType::kInt8) minimum = S::LoadBf16(record + scales + 32);
+    if constexpr (HasScales(kType)) scale = ScaleVector<S, kType>(record + scales);
+    if constexpr (HasCodes(kType)) minimum = S::LoadBf16(record + scales + 32);
     for (int i = 0; i < count; ++i) {
-      const std::byte* at = record + (d + i) * kKvBlockTokens * KvElementBytes(kType);
+      const std::byte* at = record + KvBytes(kType, (d + i) * kKvBlockTokens);
       S::Store(decoded + i * kKvBlockTokens, LoadElements<S, kType>(at, scale, minimum));
     }
   }
@@ -305,23 +309,30 @@ FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const ValuePlace&
   for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
     const std::byte* values = blocks[b] + place.values;
     alignas(64) float scales[2 * kKvBlockTokens];
-    if constexpr (KvScaleBytes(kType) > 0) {
-      S::Store(scales, ScaleVector<S, kType>(blocks[b] + place.scales));
-    }
-    if constexpr (kType == KvType::kInt8) {
-      S::Store(scales + kKvBlockTokens, S::LoadBf16(blocks[b] + place.scales + 32));
-    } else if constexpr (KvScaleBytes(kType) > 0) {
-      S::Store(scales + kKvBlockTokens, S::Zero());
-    }
+    // Those of the elements from d on, where they begin there. No vectors lie in two spans.
+    const auto load_scales = [&](int d) FLOTILLA_INLINE_LAMBDA {
+      constexpr bool kOneSpan = IsKeyType(kType);
+      constexpr int kSpan = kOneSpan ? kMaxLatentDim : KvScaleSpan(kType, 0);
+      if (kOneSpan ? d > 0 : d % kSpan != 0) return;
+      const std::byte* at = blocks[b] + place.scales + d / kSpan * KvGroupScaleBytes(kType);
+      if constexpr (HasScales(kType)) S::Store(scales, ScaleVector<S, kType>(at));
+      if constexpr (HasCodes(kType)) {
+        S::Store(scales + kKvBlockTokens, S::LoadBf16(at + 32));
+      } else if constexpr (HasScales(kType)) {
+        S::Store(scales + kKvBlockTokens, S::Zero());
+      }
+    };
     const int key = b * kKvBlockTokens;
     const int from = begin > key ? begin - key : 0;
     const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
     int d = 0;
     for (; d + 16 * V <= place.dim; d += 16 * V) {
+      load_scales(d);
       RecordValues<S, kType, N, V>(blocks[b], values, scales, place.scales, place.dim, from, to,
                                    rows, row, key, d);
     }
     for (; d < place.dim; d += 16) {
+      load_scales(d);
       RecordValues<S, kType, N, 1>(blocks[b], values, scales, place.scales, place.dim, from, to,
                                    rows, row, key, d);
     }
@@ -384,7 +395,7 @@ FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
   }
   const KvFormat& format = cache.format;
   const int64_t key_scales = KvKeyScaleOffset(format, cache.dims);
-  VisitKvType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+  VisitKeyType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
     TileScores<S, kType>(blocks, first_block, block_count, cache.dims.key, key_scales, rows);
   });
   const bool adjusts = args.softcap != 0 || args.slopes != nullptr;
@@ -397,9 +408,13 @@ FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
   const ValuePlace place{KvValueOffset(format, cache.dims),
                          kPrefix ? key_scales : KvValueScaleOffset(format, cache.dims),
                          cache.dims.value};
-  VisitKvType(kPrefix ? format.key : format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
-    TileValues<S, kType>(blocks, place, rows);
-  });
+  const auto add = [&]<KvType kType>()
+                       FLOTILLA_INLINE_LAMBDA { TileValues<S, kType>(blocks, place, rows); };
+  if constexpr (kPrefix) {
+    VisitKeyType(format.key, add);
+  } else {
+    VisitValueType(format.value, add);
+  }
 }
 
 // Merges the segment that begins at `begin` into the rows' totals.

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/cpu/simd.h"
@@ -105,11 +106,23 @@ FLOTILLA_INLINE KvScale ScaleOfToken(const float* x, int dim) {
 // The codes of 16 elements from 0 to 255.
 template <class S, KvType kType>
 FLOTILLA_INLINE typename S::I Codes(typename S::F x, const KvScale& scale) {
-  if constexpr (kType == KvType::kInt8) {
+  if constexpr (HasCodes(kType)) {
     const float d = Bf16ToFloat(scale.d);
     if (!(d > 0)) return S::IZero();
     const auto c = S::Div(S::Sub(x, S::Set1(Bf16ToFloat(scale.m))), S::Set1(d));
-    return S::ToInt(S::Min(S::Max(c, S::Zero()), S::Set1(255)));
+    return S::ToInt(S::Min(S::Max(c, S::Zero()), S::Set1(LargestKvCode(kType))));
+  } else if constexpr (kType == KvType::kFp8E5m2) {
+    // FloatToE5m2.
+    const auto bits = S::Bits(x);
+    const auto sign = S::template Shl<7>(S::template Shr<31>(bits));
+    const auto positive = S::FromBits(S::IAnd(bits, S::ISet1(0x7FFFFFFF)));
+    const auto size = S::Min(positive, S::Set1(65536.0f));
+    const auto units = S::IAnd(S::Bits(S::Add(size, S::Set1(0x1p7f))), S::ISet1(7));
+    const auto odd = S::IAnd(S::template Shr<21>(S::Bits(size)), S::ISet1(1));
+    const auto rounded = S::IAdd(S::Bits(size), S::IAdd(S::ISet1(0xFFFFF), odd));
+    const auto normal = S::ISub(S::template Shr<21>(rounded), S::ISet1(112 << 2));
+    const auto number = S::ISelect(S::Gt(S::Set1(0x1p-14f), size), units, normal);
+    return S::IOr(sign, S::ISelect(S::IsNan(x), S::ISet1(0x7E), number));
   } else {
     // FloatToFp8.
     const float d = Bf16ToFloat(scale.d);
@@ -132,16 +145,23 @@ FLOTILLA_INLINE void StoreElements(typename S::F x, const KvScale& scale, std::b
     S::Store(reinterpret_cast<float*>(out), x);
   } else if constexpr (kType == KvType::kF16) {
     S::StoreHalf(out, x);
-  } else {
+  } else if constexpr (KvElementBits(kType) == 8) {
     S::StoreBytes(out, Codes<S, kType>(x, scale));
+  } else {
+    alignas(64) uint32_t codes[16];
+    S::IStore(codes, Codes<S, kType>(x, scale));
+    std::conditional_t<kType == KvType::kInt4, uint64_t, uint32_t> word = 0;
+    FLOTILLA_UNROLL
+    for (int i = 0; i < 16; ++i) word |= decltype(word){codes[i]} << KvCodeBit(kType, i);
+    std::memcpy(out, &word, sizeof word);
   }
 }
 
 template <KvType kType>
 FLOTILLA_INLINE void StoreScale(const KvScale& scale, int slot, std::byte* scales) {
   auto* at = reinterpret_cast<uint16_t*>(scales) + slot;
-  if constexpr (KvScaleBytes(kType) > 0) at[0] = scale.d;
-  if constexpr (kType == KvType::kInt8) at[kKvBlockTokens] = scale.m;
+  if constexpr (HasScales(kType)) at[0] = scale.d;
+  if constexpr (HasCodes(kType)) at[kKvBlockTokens] = scale.m;
 }
 
 // K of consecutive tokens of one block, from `slot` on.
@@ -156,9 +176,9 @@ void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, std
     if constexpr (kType == KvType::kBf16) {
       WriteBf16Key<S>(k, dim, token, keys);
     } else {
-      using Element = std::conditional_t<KvElementBytes(kType) == 1, uint8_t, uint16_t>;
+      using Element = std::conditional_t<KvElementBits(kType) == 8, uint8_t, uint16_t>;
       KvScale scale;
-      if constexpr (KvScaleBytes(kType) > 0) scale = ScaleOfToken<S, kType>(k, dim);
+      if constexpr (HasScales(kType)) scale = ScaleOfToken<S, kType>(k, dim);
       StoreScale<kType>(scale, token, scales);
       for (int d = 0; d < dim; d += 16) {
         alignas(64) Element elements[16];
@@ -178,20 +198,24 @@ void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, s
     if constexpr (kType == KvType::kBf16) {
       WriteBf16Value<S>(v, dim, token, values);
     } else {
-      KvScale scale;
-      if constexpr (KvScaleBytes(kType) > 0) scale = ScaleOfToken<S, kType>(v, dim);
-      StoreScale<kType>(scale, token, scales);
-      for (int d = 0; d < dim; d += 16) {
-        StoreElements<S, kType>(S::Load(v + d), scale,
-                                values + (token * dim + d) * KvElementBytes(kType));
+      const int span = KvScaleSpan(kType, dim);
+      for (int begin = 0; begin < dim; begin += span) {
+        const int end = begin + span < dim ? begin + span : dim;
+        KvScale scale;
+        if constexpr (HasScales(kType)) scale = ScaleOfToken<S, kType>(v + begin, end - begin);
+        StoreScale<kType>(scale, token, scales + begin / span * KvGroupScaleBytes(kType));
+        for (int d = begin; d < end; d += 16) {
+          StoreElements<S, kType>(S::Load(v + d), scale,
+                                  values + KvBytes(kType, int64_t{token} * dim + d));
+        }
       }
     }
   }
 }
 
-// Calls visitor.operator()<kType>() for the type.
+// Calls visitor.operator()<kType>() for the type of V.
 template <class Visitor>
-FLOTILLA_INLINE void VisitKvType(KvType type, const Visitor& visitor) {
+FLOTILLA_INLINE void VisitValueType(KvType type, const Visitor& visitor) {
   switch (type) {
     case KvType::kBf16:
       return visitor.template operator()<KvType::kBf16>();
@@ -203,7 +227,20 @@ FLOTILLA_INLINE void VisitKvType(KvType type, const Visitor& visitor) {
       return visitor.template operator()<KvType::kInt8>();
     case KvType::kFp8:
       return visitor.template operator()<KvType::kFp8>();
+    case KvType::kFp8E5m2:
+      return visitor.template operator()<KvType::kFp8E5m2>();
+    case KvType::kInt4:
+      return visitor.template operator()<KvType::kInt4>();
+    case KvType::kInt2:
+      return visitor.template operator()<KvType::kInt2>();
   }
+}
+// The same for the type of K (IsKeyType).
+template <class Visitor>
+FLOTILLA_INLINE void VisitKeyType(KvType type, const Visitor& visitor) {
+  VisitValueType(type, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+    if constexpr (IsKeyType(kType)) visitor.template operator()<kType>();
+  });
 }
 
 template <class S>
@@ -219,13 +256,13 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     for (int head = 0; head < args.heads; ++head) {
       const float* k = args.k + token * args.token_stride + head * dims.key;
       std::byte* record = KvRecord(args.cache, head, position);
-      VisitKvType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      VisitKeyType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
         WriteKeys<S, kType>(k, args.token_stride, count, dims.key, slot, record,
                             record + KvKeyScaleOffset(format, dims));
       });
       if (dims.prefix) continue;
       const float* v = args.v + token * args.token_stride + head * dims.value;
-      VisitKvType(format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      VisitValueType(format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
         WriteValues<S, kType>(v, args.token_stride, count, dims.value, slot,
                               record + KvValueOffset(format, dims),
                               record + KvValueScaleOffset(format, dims));

@@ -216,6 +216,32 @@ struct Avx2 {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
             _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
   }
+  static FLOTILLA_INLINE F LoadE5m2(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  }
+  template <int kBits>
+  static FLOTILLA_INLINE F LoadCodes(const void* p) {
+    const __m256i mask = _mm256_set1_epi32((1 << kBits) - 1);
+    const I lane = Iota();
+    __m256i words;
+    I shifts;
+    if constexpr (kBits == 4) {
+      int64_t word;
+      std::memcpy(&word, p, sizeof word);
+      words = _mm256_set1_epi64x(word);
+      shifts = Shl<2>(Shr<1>(lane));
+    } else {
+      int32_t word;
+      std::memcpy(&word, p, sizeof word);
+      words = _mm256_set1_epi32(word);
+      shifts = Shl<1>(lane);
+    }
+    return ToFloat({_mm256_and_si256(_mm256_srlv_epi32(words, shifts.a), mask),
+                    _mm256_and_si256(_mm256_srlv_epi32(words, shifts.b), mask)});
+  }
   static FLOTILLA_INLINE void StoreHalf(void* p, F x) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     auto* q = static_cast<__m128i*>(p);

@@ -130,6 +130,26 @@ struct Avx512 {
     return _mm512_cvtph_ps(
         _mm256_and_si256(halves, _mm256_set1_epi16(static_cast<int16_t>(0xBF80))));
   }
+  static FLOTILLA_INLINE F LoadE5m2(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
+  }
+  // 16 codes of 4 or 2 bits in a word (KvCodeBit).
+  template <int kBits>
+  static FLOTILLA_INLINE F LoadCodes(const void* p) {
+    I x;
+    if constexpr (kBits == 4) {
+      int64_t word;
+      std::memcpy(&word, p, sizeof word);
+      const I shifts = _mm512_slli_epi32(_mm512_srli_epi32(Iota(), 1), 2);
+      x = _mm512_srlv_epi32(_mm512_set1_epi64(word), shifts);
+    } else {
+      int32_t word;
+      std::memcpy(&word, p, sizeof word);
+      x = _mm512_srlv_epi32(_mm512_set1_epi32(word), _mm512_slli_epi32(Iota(), 1));
+    }
+    return ToFloat(_mm512_and_si512(x, _mm512_set1_epi32((1 << kBits) - 1)));
+  }
   // 16 halves, to nearest even; and 16 integers from 0 to 255.
   static FLOTILLA_INLINE void StoreHalf(void* p, F x) {
     _mm256_storeu_si256(static_cast<__m256i*>(p),

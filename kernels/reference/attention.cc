@@ -23,37 +23,47 @@ std::byte* Record(const KvView& cache, int head, int position) {
 // K or V of a record: where its elements and its scales lie.
 struct Part {
   KvType type;
+  int dim;
   std::byte* elements;
   std::byte* scales;
 
-  KvScale scale(int slot) const {
-    KvScale result;
-    if (KvScaleBytes(type) > 0) std::memcpy(&result.d, scales + slot * 2, sizeof result.d);
-    if (type == KvType::kInt8) {
-      std::memcpy(&result.m, scales + (kKvBlockTokens + slot) * 2, sizeof result.m);
+  int64_t index(int slot, int d) const {
+    return is_value ? KvValueIndex(type, dim, slot, d) : KvKeyIndex(type, slot, d);
+  }
+  // Element d of the token.
+  float At(int slot, int d) const {
+    const std::byte* const at = scales_of(slot, d);
+    KvScale scale;
+    if (HasScales(type)) std::memcpy(&scale.d, at, sizeof scale.d);
+    if (HasCodes(type)) std::memcpy(&scale.m, at + kKvBlockTokens * 2, sizeof scale.m);
+    return KvDecode(type, elements, index(slot, d), scale);
+  }
+  // All elements of the token.
+  void Set(int slot, const float* x) const {
+    const int span = KvScaleSpan(type, dim);
+    for (int begin = 0; begin < dim; begin += span) {
+      const int end = begin + span < dim ? begin + span : dim;
+      const KvScale scale = KvScaleOf(type, x + begin, end - begin);
+      std::byte* const at = scales_of(slot, begin);
+      if (HasScales(type)) std::memcpy(at, &scale.d, sizeof scale.d);
+      if (HasCodes(type)) std::memcpy(at + kKvBlockTokens * 2, &scale.m, sizeof scale.m);
+      for (int d = begin; d < end; ++d) KvEncode(type, x[d], scale, index(slot, d), elements);
     }
-    return result;
   }
-  float At(int slot, int64_t index) const {
-    return KvDecode(type, elements + index * KvElementBytes(type), scale(slot));
+  std::byte* scales_of(int slot, int d) const {
+    return scales + d / KvScaleSpan(type, dim) * KvGroupScaleBytes(type) + slot * 2;
   }
-  void Set(int64_t index, float value, const KvScale& scale) const {
-    KvEncode(type, value, scale, elements + index * KvElementBytes(type));
-  }
-  void SetScale(int slot, const KvScale& scale) const {
-    if (KvScaleBytes(type) > 0) std::memcpy(scales + slot * 2, &scale.d, sizeof scale.d);
-    if (type == KvType::kInt8) {
-      std::memcpy(scales + (kKvBlockTokens + slot) * 2, &scale.m, sizeof scale.m);
-    }
-  }
+
+  bool is_value = false;
 };
 
 Part KeysOf(const KvView& cache, std::byte* record) {
-  return {cache.format.key, record, record + KvKeyScaleOffset(cache.format, cache.dims)};
+  return {cache.format.key, cache.dims.key, record,
+          record + KvKeyScaleOffset(cache.format, cache.dims)};
 }
 Part ValuesOf(const KvView& cache, std::byte* record) {
-  return {cache.format.value, record + KvValueOffset(cache.format, cache.dims),
-          record + KvValueScaleOffset(cache.format, cache.dims)};
+  return {cache.format.value, cache.dims.value, record + KvValueOffset(cache.format, cache.dims),
+          record + KvValueScaleOffset(cache.format, cache.dims), /*is_value=*/true};
 }
 
 // Softmax state: running max, sum of exponentials, output not yet divided.
@@ -80,7 +90,7 @@ float Score(const Query& query, int position) {
   const int slot = position % kKvBlockTokens;
   float score = 0;
   for (int d = 0; d < cache.dims.key; ++d) {
-    score = std::fma(query.scaled[d], keys.At(slot, KvKeyIndex(keys.type, slot, d)), score);
+    score = std::fma(query.scaled[d], keys.At(slot, d), score);
   }
   if (args.softcap != 0) score = args.softcap * Tanh(score / args.softcap);
   if (args.slopes == nullptr) return score;
@@ -90,12 +100,7 @@ float Score(const Query& query, int position) {
 
 // Element d of V of the token in `slot` of the record.
 float Value(const KvView& cache, std::byte* record, int slot, int d) {
-  if (cache.dims.prefix) {
-    const Part keys = KeysOf(cache, record);
-    return keys.At(slot, KvKeyIndex(keys.type, slot, d));
-  }
-  const Part values = ValuesOf(cache, record);
-  return values.At(slot, KvValueIndex(values.type, cache.dims.value, slot, d));
+  return (cache.dims.prefix ? KeysOf(cache, record) : ValuesOf(cache, record)).At(slot, d);
 }
 
 // Adds the tile of keys that begins at `begin`, of which the query sees at least one.
@@ -180,23 +185,13 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int slot = position % kKvBlockTokens;
     for (int head = 0; head < args.heads; ++head) {
       std::byte* const record = Record(cache, head, position);
-      const Part keys = KeysOf(cache, record);
-      const float* k = args.k + token * args.token_stride + head * cache.dims.key;
-      const KvScale key_scale = KvScaleOf(keys.type, k, cache.dims.key);
-      keys.SetScale(slot, key_scale);
-      for (int d = 0; d < cache.dims.key; ++d) {
-        keys.Set(KvKeyIndex(keys.type, slot, d), k[d], key_scale);
-      }
+      KeysOf(cache, record).Set(slot, args.k + token * args.token_stride + head * cache.dims.key);
       if (cache.dims.prefix) continue;
       const Part values = ValuesOf(cache, record);
-      const float* v = args.v + token * args.token_stride + head * cache.dims.value;
-      const KvScale value_scale = KvScaleOf(values.type, v, cache.dims.value);
-      values.SetScale(slot, value_scale);
-      for (int d = 0; d < cache.dims.value; ++d) {
-        values.Set(KvValueIndex(values.type, cache.dims.value, slot, d), v[d], value_scale);
-        if (values.type == KvType::kBf16 && slot % 2 == 0) {
-          values.Set(KvValueIndex(values.type, cache.dims.value, slot + 1, d), 0.0f, value_scale);
-        }
+      values.Set(slot, args.v + token * args.token_stride + head * cache.dims.value);
+      if (values.type == KvType::kBf16 && slot % 2 == 0) {
+        constexpr float kZeros[kMaxHeadDim] = {};
+        values.Set(slot + 1, kZeros);
       }
     }
   }

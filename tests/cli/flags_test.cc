@@ -172,6 +172,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   worker.model = "a model.gguf";
   worker.kv_type = "fp32";
   worker.kv_value_type = "int8";
+  worker.kv_layers = "0-1=bf16";
   worker.quantize = "nf4";
   worker.kv_blocks = 77;
   worker.tensor_parallel = 3;
@@ -187,6 +188,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   EXPECT_EQ(rank.model, "a model.gguf");
   EXPECT_EQ(rank.kv_type, "fp32");
   EXPECT_EQ(rank.kv_value_type, "int8");
+  EXPECT_EQ(rank.kv_layers, "0-1=bf16");
   EXPECT_EQ(rank.quantize, "nf4");
   EXPECT_EQ(rank.kv_blocks, 77);
   EXPECT_EQ(rank.tensor_parallel, 3);

@@ -51,9 +51,11 @@ TEST(InspectTest, SaysWhatTheModelIs) {
   // 14 matrices of 5 bits, and the token vectors of 8.5.
   EXPECT_THAT(text, HasSubstr("matrices in memory: 0.2 MB\n"));
   // Two layers of two heads of 32, K and V: 256 elements.
-  EXPECT_THAT(text, HasSubstr("KV bytes of a token: fp32 1024 (1048576 per GiB), fp16 512 "
-                              "(2097152 per GiB), bf16 512 (2097152 per GiB), fp8 272 (3947580 per "
-                              "GiB), int8 288 (3728270 per GiB)\n"));
+  EXPECT_THAT(text, HasSubstr("KV bytes of a token: fp32 1024 (1048576 per GiB); fp16 512 "
+                              "(2097152 per GiB); bf16 512 (2097152 per GiB); fp8 272 (3947580 per "
+                              "GiB); fp8_e5m2 256 (4194304 per GiB); int8 288 (3728270 per GiB); "
+                              "int8, V int4 224 (4793490 per GiB); int8, V int2 192 (5592405 per "
+                              "GiB)\n"));
   EXPECT_THAT(text, HasSubstr("llama: 2 layers of 128, 4 query and 2 KV heads of 32, FFN of 288, "
                               "320 tokens, context 512"));
   EXPECT_THAT(Printed(testing::TinyGguf({.value_dim = 40})),

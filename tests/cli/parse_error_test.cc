@@ -104,8 +104,9 @@ TEST(ParseErrorTest, AFlagThatIsUsedWronglySaysHowItIsUsed) {
   EXPECT_EQ(serve({"--model", "m", "--http-port", "1 not in range 2 to 3"}),
             "flotilla serve: --http-port must be a number from 0 to 65535, not '1 not in range 2 "
             "to 3'");
-  EXPECT_EQ(serve({"--model", "m", "--kv-type", "int4"}),
-            "flotilla serve: --kv-type must be bf16, fp16, fp32, fp8 or int8, not 'int4'");
+  EXPECT_EQ(
+      serve({"--model", "m", "--kv-type", "int4"}),
+      "flotilla serve: --kv-type must be bf16, fp16, fp32, fp8, fp8_e5m2 or int8, not 'int4'");
 }
 
 TEST(ParseErrorTest, TheRestIsTheLibrarys) {

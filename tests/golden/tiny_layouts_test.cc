@@ -107,10 +107,10 @@ std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way) {
   return blocks;
 }
 
-using KvFormats = std::optional<kernels::KvFormat>;  // none: that of the recipe
+using MaybeKvFormats = std::optional<worker::KvFormats>;  // none: that of the recipe
 
 EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
-                                 worker::Recipe recipe, const KvFormats& kv) {
+                                 worker::Recipe recipe, const MaybeKvFormats& kv) {
   EngineRunner::Options options;
   options.rank.max_context = spec.served_context;
   if (way.deferred) {
@@ -139,7 +139,7 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
 // their prompts are in the prefix cache.
 void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
                        const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0,
-                       const KvFormats& kv = std::nullopt) {
+                       const MaybeKvFormats& kv = std::nullopt) {
   const auto spec = model::LoadSpec(*file, served);
   ASSERT_TRUE(spec.ok()) << spec.status();
   for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
@@ -275,9 +275,16 @@ TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
   using enum kernels::KvType;
   const TinyCase tiny = ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
-  for (const kernels::KvFormat& kv :
-       {kernels::KvFormat{kF16, kF16}, {kInt8, kInt8}, {kFp8, kFp8}, {kInt8, kF16}}) {
-    SCOPED_TRACE(kernels::KvFormatName(kv));
+  worker::KvFormats mixed = kernels::KvFormat{kInt8, kInt8};
+  mixed.some = {{{0, 1}, {kBf16, kBf16}}, {{2, 3}, {kFp8E5m2, kFp8E5m2}}};
+  // The latent's V is its K.
+  const bool latent = model::LoadSpec(*tiny.file)->attention().latent.has_value();
+  if (!latent) mixed.some.push_back({{3, 4}, {kInt8, kInt2}});
+  for (const worker::KvFormats& kv :
+       {worker::KvFormats(kernels::KvFormat{kF16, kF16}), worker::KvFormats({kInt8, kInt8}),
+        worker::KvFormats({kFp8, kFp8}), worker::KvFormats({kInt8, latent ? kInt8 : kInt4}),
+        mixed}) {
+    SCOPED_TRACE(kv.Name());
     ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, kv);
   }
 }

@@ -19,7 +19,7 @@ constexpr int kKvHeads = 2;
 // Each type for both, and some that differ.
 std::vector<KvFormat> AllKvFormats() {
   std::vector<KvFormat> formats;
-  for (const KvType type : kAllKvTypes) formats.push_back(KvFormat::Both(type));
+  for (const KvType type : kAllKvTypes) formats.push_back(KvFormat::With(type));
   formats.push_back({.key = KvType::kInt8, .value = KvType::kFp8});
   formats.push_back({.key = KvType::kF16, .value = KvType::kInt8});
   formats.push_back({.key = KvType::kFp8, .value = KvType::kBf16});
@@ -139,7 +139,7 @@ struct Cache {
 
 // Of K alone.
 int64_t RecordBytes(KvType type, int dim) {
-  return (16 * dim * KvElementBytes(type) + KvScaleBytes(type) + 63) / 64 * 64;
+  return (KvBytes(type, 16 * dim) + KvScaleBytes(type, dim) + 63) / 64 * 64;
 }
 
 constexpr int kLengths[] = {1,  2,   15,  16,  17,  31,  33,  63,  64,  65,
@@ -173,6 +173,7 @@ TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
     int dim, prefix;
   };
   for (const KvType type : kAllKvTypes) {
+    if (!IsKeyType(type)) continue;
     const KvFormat format = KvFormat::Both(type);
     for (const Dims& dims : {Dims{576, 512}, Dims{48, 32}, Dims{80, 80}, Dims{240, 16}}) {
       for (const int length : {1, 15, 16, 18, 63, 65, 129, 257, 530}) {
@@ -224,9 +225,9 @@ TEST_P(AttentionTest, KeysAndValuesOfDifferentLengths) {
         SCOPED_TRACE(absl::StrCat("K ", dims.key, " V ", dims.value, " length ", length, " heads ",
                                   heads, " ", KvFormatName(format)));
         const Cache cache(ops(), format, dims, length, random, heads);
-        const int64_t both = 16 * (dims.key * KvElementBytes(format.key) +
-                                   dims.value * KvElementBytes(format.value)) +
-                             KvScaleBytes(format.key) + KvScaleBytes(format.value);
+        const int64_t both =
+            KvBytes(format.key, 16 * dims.key) + KvBytes(format.value, 16 * dims.value) +
+            KvScaleBytes(format.key, dims.key) + KvScaleBytes(format.value, dims.value);
         EXPECT_EQ(cache.record_bytes, (both + 63) / 64 * 64);
         // The same K and V, the shorter one filled up with zeros.
         const int most = std::max(dims.key, dims.value);
@@ -368,15 +369,15 @@ TEST_P(AttentionTest, WritesTheLayout) {
     // As the codec says, with the scales of the token.
     const auto scale = [](KvType type, const std::byte* scales, int slot) {
       KvScale result;
-      if (KvScaleBytes(type) > 0) std::memcpy(&result.d, scales + slot * 2, 2);
-      if (type == KvType::kInt8) std::memcpy(&result.m, scales + 32 + slot * 2, 2);
+      if (HasScales(type)) std::memcpy(&result.d, scales + slot * 2, 2);
+      if (HasCodes(type)) std::memcpy(&result.m, scales + 32 + slot * 2, 2);
       return result;
     };
     const auto stored = [](KvType type, const float* token, int d) {
-      std::byte element[4];
+      std::byte word[8] = {};
       const KvScale scale = KvScaleOf(type, token, dim);
-      KvEncode(type, token[d], scale, element);
-      return KvDecode(type, element, scale);
+      KvEncode(type, token[d], scale, 0, word);
+      return KvDecode(type, word, 0, scale);
     };
     for (int position = 0; position < 32; ++position) {
       const int slot = position % kKvBlockTokens;
@@ -388,8 +389,7 @@ TEST_P(AttentionTest, WritesTheLayout) {
         for (int d = 0; d < dim; ++d) {
           const auto at = [&](KvType type, const std::byte* elements, int64_t scales,
                               int64_t index) {
-            return KvDecode(type, elements + index * KvElementBytes(type),
-                            scale(type, keys + scales, slot));
+            return KvDecode(type, elements, index, scale(type, keys + scales, slot));
           };
           const float key = at(format.key, keys, KvKeyScaleOffset(format, cache.dims),
                                KvKeyIndex(format.key, slot, d));
@@ -426,28 +426,31 @@ TEST(KvCodecTest, StaysWithinItsSteps) {
       const auto [low, high] = std::minmax_element(x.begin(), x.end());
       const float largest = std::max(std::fabs(*low), std::fabs(*high));
       for (const float element : x) {
-        std::byte stored[4];
-        KvEncode(type, element, scale, stored);
-        const float decoded = KvDecode(type, stored, scale);
+        std::byte stored[128] = {};
+        const int index = random.Int(0, 31);
+        KvEncode(type, element, scale, index, stored);
+        const float decoded = KvDecode(type, stored, index, scale);
         const float bound = type == KvType::kF32    ? 0
                             : type == KvType::kBf16 ? std::fabs(element) / 256
                             : type == KvType::kF16  ? std::max(std::fabs(element) / 2048, 0x1p-25f)
                             // Half a step; m and d are bf16.
-                            : type == KvType::kInt8
-                                ? (*high - *low + largest / 128) / 255 / 2 * 1.01f
+                            : type == KvType::kFp8E5m2 ? std::max(std::fabs(element) / 8, 0x1p-17f)
+                            : HasCodes(type)
+                                ? (*high - *low + largest / 128) /
+                                      static_cast<float>(LargestKvCode(type)) / 2 * 1.01f
                                 : std::max(std::fabs(element) / 15.9f, largest / 448 / 512);
         ASSERT_LE(std::fabs(decoded - element), bound)
             << element << " of " << *low << " to " << *high;
       }
     }
     for (const float bad : {HUGE_VALF, -HUGE_VALF, std::numeric_limits<float>::quiet_NaN()}) {
-      if (KvScaleBytes(type) == 0) continue;
+      if (!HasScales(type)) continue;
       std::vector<float> x(kElements, 1.0f);
       x[3] = bad;
       const KvScale scale = KvScaleOf(type, x.data(), kElements);
-      std::byte stored[4];
-      KvEncode(type, x[0], scale, stored);
-      EXPECT_TRUE(std::isnan(KvDecode(type, stored, scale)));
+      std::byte stored[8] = {};
+      KvEncode(type, x[0], scale, 0, stored);
+      EXPECT_TRUE(std::isnan(KvDecode(type, stored, 0, scale)));
     }
   }
 }

@@ -227,12 +227,12 @@ std::vector<Workload> Workloads() {
     all.push_back(MatMul(model::GgmlType::kBF16, false, rows, kHidden, kHidden));
   }
   for (const KvType type : kAllKvTypes) {
-    const KvFormat format = KvFormat::Both(type);
+    const KvFormat format = KvFormat::With(type);
     all.push_back(Attention(format, 1, 600));
     all.push_back(Attention(format, 32, 600));
     // Of DeepSeek V3, an eighth of its heads.
     const Heads latent{.count = 16, .dims = {.key = 576, .value = 512, .prefix = true}};
-    all.push_back(Attention(format, 1, 600, latent));
+    if (IsKeyType(type)) all.push_back(Attention(format, 1, 600, latent));
     all.push_back(KvWrites(format));
   }
   for (Workload& workload : RowWorkloads()) all.push_back(std::move(workload));

@@ -12,11 +12,15 @@ namespace {
 
 // A token's elements as the cache gives them back.
 void Store(kernels::KvType type, const float* from, int count, float* to) {
-  const kernels::KvScale scale = kernels::KvScaleOf(type, from, count);
-  for (int d = 0; d < count; ++d) {
-    std::byte element[sizeof(float)];
-    kernels::KvEncode(type, from[d], scale, element);
-    to[d] = kernels::KvDecode(type, element, scale);
+  const int span = kernels::KvScaleSpan(type, count);
+  for (int begin = 0; begin < count; begin += span) {
+    const int end = std::min(begin + span, count);
+    const kernels::KvScale scale = kernels::KvScaleOf(type, from + begin, end - begin);
+    for (int d = begin; d < end; ++d) {
+      std::byte word[16] = {};  // as much as an element may lie in
+      kernels::KvEncode(type, from[d], scale, /*index=*/0, word);
+      to[d] = kernels::KvDecode(type, word, /*index=*/0, scale);
+    }
   }
 }
 
@@ -34,7 +38,7 @@ absl::Status DeferredBackend::Device::CheckAttention(const AttentionOp& attentio
                     attention.heads % attention.kv_heads == 0 && attention.dims == kv_shape_.dims &&
                     attention.head_dim <= attention.dims.key &&
                     attention.result_dim <= attention.dims.value && attention.layer >= 0 &&
-                    attention.layer < kv_shape_.layers &&
+                    attention.layer < static_cast<int>(kv_shape_.layers.size()) &&
                     attention.first_head + attention.heads <= attention.projected_heads &&
                     attention.first_kv_head + attention.kv_heads <= attention.projected_kv_heads &&
                     attention.head_places.size() == static_cast<std::size_t>(attention.heads) &&
@@ -180,15 +184,18 @@ void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int s
   if (block.empty()) {
     const std::vector<float> keys(kKvBlockTokens * dim, kNaN),
         values(has_v ? kKvBlockTokens * value_dim : 0, kNaN);
-    block.resize(static_cast<std::size_t>(kv_shape_.layers * kv_shape_.kv_heads), {keys, values});
+    block.resize(kv_shape_.layers.size() * static_cast<std::size_t>(kv_shape_.kv_heads),
+                 {keys, values});
   }
+  const kernels::KvFormat format =
+      kv_shape_.layers[plane / static_cast<std::size_t>(kv_shape_.kv_heads)].format;
   float* const keys = block[plane].keys.data() + static_cast<std::size_t>(slot) * dim;
-  Store(kv_shape_.format.key, k, kv_shape_.dims.key, keys);
+  Store(format.key, k, kv_shape_.dims.key, keys);
   if (!has_v) return;
   float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * value_dim;
-  Store(kv_shape_.format.value, v, kv_shape_.dims.value, values);
+  Store(format.value, v, kv_shape_.dims.value, values);
   // kv_write does the same to the other half of a pair.
-  if (kv_shape_.format.value == kernels::KvType::kBf16 && slot % 2 == 0) {
+  if (format.value == kernels::KvType::kBf16 && slot % 2 == 0) {
     std::fill_n(values + value_dim, value_dim, 0.0f);
   }
 }

@@ -160,7 +160,7 @@ struct LatentOp {
 // q, from first_head on, and keeps `kv_heads` of the k; more are there only for the norm over all
 // of them.
 struct AttentionOp {
-  int layer = 0;  // its place in a page of K and V (model/kv_groups.h)
+  int layer = 0;  // its number in the stage, as in KvShape
   GroupIndex group{0};
   int heads = 0;     // query heads of this rank
   int kv_heads = 0;  // of this rank

@@ -1,22 +1,55 @@
-// The sizes of the K and V of one rank.
+// The formats of the K and V of a model's layers, and where those of one rank lie in a page.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "kernels/kv_layout.h"
+#include "worker/core/sharding.h"
 
 namespace flotilla::worker {
 
-struct KvShape {
+// What K and V of each layer of a model are: one format, but for some layers.
+struct KvFormats {
+  struct Some {
+    IndexRange layers;
+    kernels::KvFormat format;
+
+    bool operator==(const Some&) const = default;
+  };
+
+  // NOLINTNEXTLINE(google-explicit-constructor): most models have one.
+  KvFormats(kernels::KvFormat all) : most(all) {}
+
+  kernels::KvFormat Of(std::uint32_t layer) const;
+  // E.g. "int8; layers 0-1: bf16". Equal formats have equal names.
+  std::string Name() const;
+
+  bool operator==(const KvFormats&) const = default;
+
+  kernels::KvFormat most;
+  std::vector<Some> some;  // ranges ascend and do not overlap
+};
+
+// The K and V of a layer in a page: a record for each KV head (kernels/kv_layout.h).
+struct KvLayer {
   kernels::KvFormat format = kernels::KvFormat::kBf16;
-  int layers = 0;  // for which a page has room (model/kv_groups.h)
+  std::int64_t offset = 0;  // of its first record, from a page's begin
+};
+
+struct KvShape {
   int kv_heads = 0;
   kernels::KvDims dims;
+  std::vector<KvLayer> layers;  // of the stage; those of one KV group do not overlap
+  std::int64_t page_bytes = 0;
 
   // Bytes of one block of kKvBlockTokens tokens.
-  std::int64_t bytes_per_block() const {
-    return std::int64_t{layers} * kv_heads * kernels::KvRecordBytes(format, dims);
-  }
+  std::int64_t bytes_per_block() const { return page_bytes; }
+
+  // So many layers of one format and one KV group.
+  static KvShape Equal(kernels::KvFormat format, int layers, int kv_heads,
+                       const kernels::KvDims& dims);
 };
 
 }  // namespace flotilla::worker

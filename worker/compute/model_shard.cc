@@ -4,7 +4,6 @@
 #include <string>
 
 #include "kernels/ops.h"
-#include "model/kv_groups.h"
 #include "worker/compute/backend.h"
 
 namespace flotilla::worker {
@@ -105,12 +104,19 @@ IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard) {
   return spec.attention().splits_queries() ? IndexRange{0, 1} : shard.attention;
 }
 
-KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, IndexRange layers,
+KvShape KvShapeOf(const model::ModelSpec& spec, const KvFormats& formats, IndexRange layers,
                   uint32_t kv_heads) {
-  return {.format = format,
-          .layers = static_cast<int>(model::LayersPerPage(spec, layers.begin, layers.end)),
-          .kv_heads = static_cast<int>(kv_heads),
-          .dims = KvDimsOf(spec.attention())};
+  KvShape shape{
+      .kv_heads = static_cast<int>(kv_heads), .dims = KvDimsOf(spec.attention()), .layers = {}};
+  std::vector<int64_t> ends(spec.kv_groups.size());
+  for (uint32_t layer = layers.begin; layer < layers.end; ++layer) {
+    const kernels::KvFormat format = formats.Of(layer);
+    int64_t& end = ends[spec.layers[layer].attention.kv_group];
+    shape.layers.push_back({.format = format, .offset = end});
+    end += shape.kv_heads * kernels::KvRecordBytes(format, shape.dims);
+    shape.page_bytes = std::max(shape.page_bytes, end);
+  }
+  return shape;
 }
 
 kernels::KvDims KvDimsOf(const model::AttentionSpec& spec) {

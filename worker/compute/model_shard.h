@@ -47,8 +47,9 @@ IndexRange OwnKvHeads(const model::ModelSpec& spec, const ModelShard& shard);
 // The elements of a head's K and V in the KV memory. Those that fill them up are zero.
 kernels::KvDims KvDimsOf(const model::AttentionSpec& spec);
 
-// The K and V of so many KV heads on a stage with these layers.
-KvShape KvShapeOf(const model::ModelSpec& spec, kernels::KvFormat format, IndexRange layers,
+// The K and V of so many KV heads on a stage with these layers. A page has room for each of its KV
+// groups (model/kv_groups.h).
+KvShape KvShapeOf(const model::ModelSpec& spec, const KvFormats& formats, IndexRange layers,
                   std::uint32_t kv_heads);
 
 // The ends of the splits of attention's output product, in its inputs.

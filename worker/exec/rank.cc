@@ -224,9 +224,8 @@ void Rank::Describe() {
   description_.max_context = spec_.served_context;
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
   // nor the build matters: every one gives the bits that belong to the recipe's version.
-  std::string numerics =
-      absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)), "|",
-                   kRecipeVersion, "|", kernels::KvFormatName(options_.kv_format));
+  std::string numerics = absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)),
+                                      "|", kRecipeVersion, "|", options_.kv_format.Name());
   // Versions before this one drew tokens from all entries of a row.
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);

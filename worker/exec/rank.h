@@ -43,7 +43,7 @@ enum class Speculation : std::uint8_t {
 struct RankOptions {
   std::string model_id;  // as clients name it
   Recipe recipe = Recipe::kAccurate;
-  kernels::KvFormat kv_format = kernels::KvFormat::kBf16;
+  KvFormats kv_format = kernels::KvFormat::kBf16;
   kernels::Isa isa = kernels::DetectIsas().back();  // must be supported
   ParallelShape shape;                              // ranks of the group
   ShardBalance balance = ShardBalance::kStep;

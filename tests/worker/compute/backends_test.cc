@@ -606,9 +606,11 @@ Outcome RunDirectly(Backend& backend, const DirectLayer& layer, KvFormat format)
                                         .vocabulary = kVocabulary})
                               .value();
   EXPECT_TRUE(backend.Load().ok());
-  EXPECT_TRUE(
-      backend.CreateKv({format, /*layers=*/1, kKvHeads, kernels::KvDims::Equal(kHeadDim)}, 10, {})
-          .ok());
+  EXPECT_TRUE(backend
+                  .CreateKv(KvShape::Equal(format, /*layers=*/1, kKvHeads,
+                                           kernels::KvDims::Equal(kHeadDim)),
+                            10, {})
+                  .ok());
 
   Rows rows;
   backend.Start(DirectStep(), &rows);
@@ -656,9 +658,10 @@ TEST_P(BackendPathsTest, GiveTheSameBitsWithoutADecoder) {
 struct DeferredParts {
   DeferredParts() {
     EXPECT_TRUE(backend->Load().ok());
-    EXPECT_TRUE(
-        backend->CreateKv({KvFormat::kBf16, 1, 1, kernels::KvDims::Equal(16)}, kPartsBlocks, {})
-            .ok());
+    EXPECT_TRUE(backend
+                    ->CreateKv(KvShape::Equal(KvFormat::kBf16, 1, 1, kernels::KvDims::Equal(16)),
+                               kPartsBlocks, {})
+                    .ok());
   }
   // Starts a step with one row.
   void StartRow(std::int32_t block = 1) {
@@ -772,7 +775,7 @@ TEST(DeferredBackendTest, AGrantedBlockReadsAsNanUntilItIsWritten) {
 }
 
 TEST(DeferredBackendTest, RefusesTiersAndBlocksThatCannotBe) {
-  const KvShape shape{KvFormat::kBf16, 2, 2, kernels::KvDims::Equal(16)};
+  const KvShape shape = KvShape::Equal(KvFormat::kBf16, 2, 2, kernels::KvDims::Equal(16));
   const auto backend = MakeDeferredBackends(/*seed=*/7, /*max_started=*/1)({});
   const TierOptions nowhere{.disk_blocks = 1, .disk_directory = "/does/not/exist"};
   EXPECT_EQ(backend->CreateKv(shape, 8, nowhere).code(), absl::StatusCode::kUnavailable);

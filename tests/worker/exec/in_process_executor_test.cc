@@ -218,10 +218,18 @@ TEST_P(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
                                       {kF16, kF16},
                                       {kInt8, kInt8},
                                       {kFp8, kFp8},
+                                      {kFp8E5m2, kFp8E5m2},
+                                      {kInt8, kInt4},
+                                      {kInt8, kInt2},
                                       {kInt8, kF16},
                                       {kF16, kInt8},
                                       {kBf16, kF16}}) {
     EXPECT_TRUE(ids.insert(id({.kv_format = kv})).second) << kernels::KvFormatName(kv);
+  }
+  KvFormats layers = kernels::KvFormat::kBf16;
+  for (const IndexRange range : {IndexRange{0, 1}, IndexRange{1, 2}, IndexRange{0, 2}}) {
+    layers.some = {{range, {kInt8, kInt8}}};
+    EXPECT_TRUE(ids.insert(id({.kv_format = layers})).second) << layers.Name();
   }
 }
 

@@ -42,12 +42,13 @@ absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
 }
 
 kernels::KvView KvCache::Layer(int layer) const {
+  const KvLayer& place = shape_.layers[static_cast<size_t>(layer)];
   kernels::KvView view;
-  view.format = shape_.format;
+  view.format = place.format;
   view.dims = shape_.dims;
-  view.head_stride = kernels::KvRecordBytes(shape_.format, shape_.dims);
+  view.head_stride = kernels::KvRecordBytes(place.format, shape_.dims);
   view.block_stride = shape_.bytes_per_block();
-  view.base = memory_.get() + int64_t{layer} * shape_.kv_heads * view.head_stride;
+  view.base = memory_.get() + place.offset;
   return view;
 }
 

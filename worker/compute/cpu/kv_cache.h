@@ -1,11 +1,12 @@
 // KvCache: the memory behind the block ids of one rank.
 //
 // The cache is one mapping of `blocks` pages. A page holds K and V of 16 tokens for the layers of
-// one KV group (model/kv_groups.h) and all KV heads, one record for each (kernels/kv_layout.h), so
-// that granting, freeing and copying a block never depends on the model. The scheduler decides
-// which sequence a block belongs to. Memory is reserved at once and taken from the system when
-// blocks are first written, so starting is instant. The executor's compute threads write
-// the cache, each its own records.
+// one KV group (model/kv_groups.h) and all KV heads, one record for each (kernels/kv_layout.h).
+// Layers may have records of different formats. A page is large enough for every group, so that
+// granting, freeing and copying a block never depends on the model. The scheduler decides which
+// sequence a block belongs to. Memory is reserved at once and taken from the system when blocks are
+// first written, so starting is instant. The executor's compute threads write the cache, each its
+// own records.
 #pragma once
 
 #include <cstddef>

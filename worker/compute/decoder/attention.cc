@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "model/kv_groups.h"
 #include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
@@ -36,7 +35,7 @@ AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::
   const model::AttentionSpec& spec = model.layers[layer].attention;
   const IndexRange heads = OwnHeads(model, shard), kv_heads = OwnKvHeads(model, shard);
   const bool all = ProjectsAll(spec);
-  AttentionOp op{.layer = static_cast<int>(model::LayerInPage(model, shard.layers.begin, layer)),
+  AttentionOp op{.layer = static_cast<int>(layer - shard.layers.begin),
                  .group = GroupIndex{spec.kv_group},
                  .heads = static_cast<int>(heads.size()),
                  .kv_heads = static_cast<int>(kv_heads.size()),

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "model/kv_groups.h"
 #include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
@@ -15,7 +14,7 @@ AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::
                    absl::Span<const RopeHandle> ropes) {
   const model::AttentionSpec& spec = model.layers[layer].attention;
   const auto heads = static_cast<int>(OwnHeads(model, shard).size());
-  AttentionOp op{.layer = static_cast<int>(model::LayerInPage(model, shard.layers.begin, layer)),
+  AttentionOp op{.layer = static_cast<int>(layer - shard.layers.begin),
                  .group = GroupIndex{spec.kv_group},
                  .heads = heads,
                  .kv_heads = 1,

@@ -18,7 +18,8 @@ using Kind = BackgroundCopy::Kind;
 class TierStoreTest : public ::testing::Test {
  protected:
   void Open(TierOptions options) {
-    const KvShape shape{kernels::KvFormat::kBf16, 2, 1, kernels::KvDims::Equal(16)};
+    const KvShape shape =
+        KvShape::Equal(kernels::KvFormat::kBf16, 2, 1, kernels::KvDims::Equal(16));
     cache_ = KvCache::Create(shape, 9).value();
     store_ = TierStore::Create(options, cache_, clock_).value();
   }
@@ -90,7 +91,7 @@ TEST_F(TierStoreTest, ResetForgets) {
 }
 
 TEST_F(TierStoreTest, RefusesWhatTheMachineHasNot) {
-  const KvShape shape{kernels::KvFormat::kBf16, 2, 1, kernels::KvDims::Equal(16)};
+  const KvShape shape = KvShape::Equal(kernels::KvFormat::kBf16, 2, 1, kernels::KvDims::Equal(16));
   cache_ = KvCache::Create(shape, 9).value();
   const auto error = [&](TierOptions options) {
     return TierStore::Create(options, cache_, clock_).status();
