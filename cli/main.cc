@@ -14,6 +14,7 @@
 #include "cli/inspect.h"
 #include "cli/node.h"
 #include "cli/parse_error.h"
+#include "cli/quantize.h"
 #include "cli/rank.h"
 #include "cli/router.h"
 #include "cli/scheduler.h"
@@ -125,6 +126,10 @@ int Main(int argc, char** argv) {
                    "int4, nf4 or fp8.")
       ->type_name("");
 
+  QuantizeFlags quantize_flags;
+  CLI::App* quantize = app.add_subcommand("quantize", "Make a quantised model of a float one");
+  AddQuantizeFlags(*quantize, &quantize_flags);
+
   SimulateFlags simulate_flags;
   CLI::App* simulate =
       app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
@@ -162,6 +167,7 @@ int Main(int argc, char** argv) {
     const absl::StatusOr<int> code = RunExec(exec_flags, exec->remaining());
     return code.ok() ? *code : Report(code.status());
   }
+  if (quantize->parsed()) return Report(RunQuantize(quantize_flags));
   if (simulate->parsed()) return Report(RunSimulate(simulate_flags));
   if (top->parsed()) return Report(RunTop(top_flags));
   return Report(RunInspect(inspect_path, inspect_quantize));

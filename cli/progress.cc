@@ -12,9 +12,10 @@ namespace {
 constexpr std::int64_t kSecond = 1'000'000'000;
 }
 
-ProgressLine::ProgressLine(const Clock* clock, std::string what)
+ProgressLine::ProgressLine(const Clock* clock, std::string what, std::string pieces)
     : clock_(clock),
       what_(std::move(what)),
+      pieces_(std::move(pieces)),
       terminal_(isatty(STDERR_FILENO) == 1),
       start_ns_(clock->NowNs()),
       next_ns_(start_ns_ + kSecond) {}
@@ -30,8 +31,8 @@ void ProgressLine::Update(std::uint64_t done, std::uint64_t total) {
   printed_ = true;
   const double seconds = 1e-9 * static_cast<double>(now - start_ns_);
   const double rate = static_cast<double>(done) / seconds;
-  absl::FPrintF(stderr, "%s%s: %.0f %%, %.0f requests/s, %.0f s left%s", terminal_ ? "\r" : "",
-                what_, 100.0 * static_cast<double>(done) / static_cast<double>(total), rate,
+  absl::FPrintF(stderr, "%s%s: %.0f %%, %.3g %s/s, %.0f s left%s", terminal_ ? "\r" : "", what_,
+                100.0 * static_cast<double>(done) / static_cast<double>(total), rate, pieces_,
                 static_cast<double>(total - done) / rate, terminal_ ? "   " : "\n");
   std::fflush(stderr);
 }

@@ -11,8 +11,8 @@ namespace flotilla::cli {
 
 class ProgressLine {
  public:
-  // `clock` outlives it.
-  ProgressLine(const Clock* clock, std::string what);
+  // `clock` outlives it. `pieces` is what the work consists of.
+  ProgressLine(const Clock* clock, std::string what, std::string pieces = "requests");
   // Ends the line if anything was printed.
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
@@ -24,7 +24,7 @@ class ProgressLine {
 
  private:
   const Clock* const clock_;
-  const std::string what_;
+  const std::string what_, pieces_;
   const bool terminal_;
   const std::int64_t start_ns_;
   std::int64_t next_ns_;

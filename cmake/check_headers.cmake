@@ -6,7 +6,7 @@
 # Abseil hides nothing: scripts/check_includes.py looks for what it holds.
 function(flotilla_check_headers)
   file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
-    common/*.h model/*.h kernels/*.h worker/*.h scheduler/*.h simulator/*.h proto/*.h router/*.h rpc/*.h
+    common/*.h model/*.h kernels/*.h worker/*.h quantize/*.h scheduler/*.h simulator/*.h proto/*.h router/*.h rpc/*.h
     cli/*.h tests/*.h)
   set(precompiled "^(proto/codec|router/grpc|router/remote|scheduler/remote|worker/agent"
     "|worker/hosts|tests/contract|tests/kernels|tests/proto/codec|tests/sim)/")

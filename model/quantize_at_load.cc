@@ -1,7 +1,5 @@
 #include "model/quantize_at_load.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "common/types/text.h"
 #include "model/load_spec.h"
+#include "model/overlay_checkpoint.h"
 #include "model/tensor_table.h"
 
 namespace flotilla::model {
@@ -185,73 +183,55 @@ bool Takes(const TensorRow& row) {
   }
 }
 
-class QuantizedCheckpoint final : public Checkpoint {
+// Matrices of numbers as codes.
+class QuantizedCheckpoint final : public OverlayCheckpoint {
  public:
-  QuantizedCheckpoint(std::shared_ptr<const Checkpoint> file, const Method& method)
-      : file_(std::move(file)),
-        method_(method),
-        tensors_(file_->tensors().begin(), file_->tensors().end()) {
-    for (Tensor& tensor : tensors_) by_name_[tensor.name] = &tensor;
-  }
+  QuantizedCheckpoint(const std::shared_ptr<const Checkpoint>& file, const Method& method)
+      : OverlayCheckpoint(file, Cat(file->format(), ", quantized at load to ", method.name),
+                          method.name),
+        method_(method) {}
 
   // Returns how many matrices it has quantised.
   int Quantize(const ModelSpec& spec) {
-    std::map<std::string, bool> taken;  // by the name of a tensor, which may have several roles
-    for (const TensorRow& row : spec.tensors) {
-      for (std::string& name : NamesInFile(row, spec)) {
-        bool& all = taken.try_emplace(std::move(name), true).first->second;
-        all = all && Takes(row);
-      }
-    }
     int count = 0;
-    for (Tensor& tensor : tensors_) {
-      const auto found = taken.find(std::string(tensor.name));
-      if (found == taken.end() || !found->second || tensor.rank < 2 ||
-          tensor.composite != nullptr || !IsPlain(tensor) || tensor.dims[0] % kScaleGroup != 0) {
-        continue;
-      }
+    for (const std::string& name : QuantizableMatrices(*this, spec)) {
+      Tensor tensor = *FindTensor(name);
       composites_.push_back(std::make_unique<EncodedTensor>(tensor, method_));
       tensor.composite = composites_.back().get();
       tensor.type = GgmlType::kComposite;
       tensor.data = {};
+      Put(tensor);
       ++count;
     }
     return count;
   }
 
-  std::string format() const override {
-    return Cat(file_->format(), ", quantized at load to ", method_.name);
-  }
-  std::string_view path() const override { return file_->path(); }
-  const Configuration& configuration() const override { return file_->configuration(); }
-  Naming naming() const override { return file_->naming(); }
-  std::span<const Tensor> tensors() const override { return tensors_; }
-  std::span<const SkippedTensors> skipped_tensors() const override {
-    return file_->skipped_tensors();
-  }
-  const Tensor* FindTensor(std::string_view name) const override {
-    const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : found->second;
-  }
-  uint64_t token_count() const override { return file_->token_count(); }
-  absl::StatusOr<TokenizerBundle> ReadTokenizer() const override { return file_->ReadTokenizer(); }
-  void ReleasePages() const override { file_->ReleasePages(); }
-  // Weights are others than those of the file.
-  uint64_t MetadataHash() const override {
-    const std::string all = Cat(file_->MetadataHash(), "|", method_.name);
-    return XXH3_64bits(all.data(), all.size());
-  }
-  std::vector<MetadataEntry> Metadata() const override { return file_->Metadata(); }
-
  private:
-  const std::shared_ptr<const Checkpoint> file_;
   const Method& method_;
-  std::vector<Tensor> tensors_;
   std::vector<std::unique_ptr<const CompositeTensor>> composites_;
-  absl::flat_hash_map<std::string_view, const Tensor*, TextHash, TextEqual> by_name_;
 };
 
 }  // namespace
+
+std::vector<std::string> QuantizableMatrices(const Checkpoint& file, const ModelSpec& spec) {
+  std::map<std::string, bool> taken;  // by the name of a tensor, which may have several roles
+  for (const TensorRow& row : spec.tensors) {
+    for (std::string& name : NamesInFile(row, spec)) {
+      bool& all = taken.try_emplace(std::move(name), true).first->second;
+      all = all && Takes(row);
+    }
+  }
+  std::vector<std::string> names;
+  for (const Tensor& tensor : file.tensors()) {
+    const auto found = taken.find(std::string(tensor.name));
+    if (found == taken.end() || !found->second || tensor.rank < 2 || tensor.composite != nullptr ||
+        !IsPlain(tensor) || tensor.dims[0] % kScaleGroup != 0) {
+      continue;
+    }
+    names.push_back(found->first);
+  }
+  return names;
+}
 
 absl::StatusOr<LoadQuantization> ParseLoadQuantization(std::string_view name) {
   if (name == "none") return LoadQuantization::kNone;
@@ -270,7 +250,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> QuantizeAtLoad(
   if (!spec.ok()) return spec.status();
   const std::string path(file->path());
   const Method& found = *std::ranges::find(kMethods, method, &Method::method);
-  const auto quantized = std::make_shared<QuantizedCheckpoint>(std::move(file), found);
+  const auto quantized = std::make_shared<QuantizedCheckpoint>(file, found);
   if (quantized->Quantize(*spec) > 0) return quantized;
   return InFile(path, InvalidArgument("no matrix can be quantized to ", found.name,
                                       ": the model is quantized already, or its rows are no "

@@ -13,10 +13,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/checkpoint.h"
+#include "model/spec.h"
 
 namespace flotilla::model {
 
@@ -24,6 +27,10 @@ enum class LoadQuantization : uint8_t { kNone, kInt8, kInt4, kNf4, kFp8 };
 
 // By the names above, and "none". INVALID_ARGUMENT: another one.
 absl::StatusOr<LoadQuantization> ParseLoadQuantization(std::string_view name);
+
+// The names of the matrices that are quantised: those of attention, FFN and experts that are plain
+// numbers and whose rows are multiples of 32, and not what the file has transposed.
+std::vector<std::string> QuantizableMatrices(const Checkpoint& file, const ModelSpec& spec);
 
 // The checkpoint with the matrices of attention, FFN and experts quantised; head and token vectors,
 // routers, MLA's matrices of each head, vectors and what the file has transposed stay as they are.

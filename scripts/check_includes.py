@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ("cli", "common", "kernels", "model", "proto", "router", "rpc", "scheduler", "simulator",
+FOLDERS = ("cli", "common", "kernels", "model", "proto", "quantize", "router", "rpc", "scheduler", "simulator",
            "tests", "worker")
 
 # What is used, as a regular expression, and the headers one of which declares it.

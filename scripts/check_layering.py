@@ -74,6 +74,9 @@ FOLDERS = {
     "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/group", "model",
                                "kernels", "proto/codec") + COMMON,
                           libs=("absl", "mpi", "xxhash", "system")),
+    # Makes models: it runs layers on the backend of CPUs, and writes what model/ reads.
+    "quantize": Folder(may=("worker/core", "worker/comm", "worker/compute", "model", "kernels") + COMMON,
+                       libs=("absl", "json", "xxhash", "system")),
     "worker/group": Folder(may=("worker/core", "proto/codec") + COMMON, libs=("absl", "system")),
     "worker/hosts": Folder(may=("worker/group", "proto/codec", "rpc") + COMMON,
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
@@ -86,10 +89,10 @@ FOLDERS = {
     "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec", "rpc") + COMMON,
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "cli": Folder(may=("common", "proto/codec", "rpc", "model", "kernels", "scheduler", "simulator",
-                       "worker", "router"),
+                       "worker", "router", "quantize"),
                   libs=("absl", "grpc", "boost", "cli11", "json", "spdlog", "system")),
     "tests": Folder(may=("common", "proto", "rpc", "model", "kernels", "scheduler", "simulator", "worker",
-                         "router", "cli"),
+                         "router", "quantize", "cli"),
                     libs=tuple(set(LIBRARIES.values())) + ("system",), generated=True),
 }
 
@@ -97,13 +100,14 @@ FOLDERS = {
 # `flotilla`. A test of one folder declares in that folder's namespace, and the other tests
 # declare in `flotilla::testing`. A benchmark may declare in the namespace of what it measures.
 NAMESPACES = {folder: "flotilla::" + folder for folder in
-              ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "cli")}
+              ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "quantize", "cli")}
 NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
 HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
-          "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
-          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "tests/worker/"),
+          "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "quantize/", "tests/model/",
+                                 "tests/quantize/", "tests/fuzz/"),
+          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "quantize/", "tests/worker/"),
           "model/weights/": ("model/weights/", "model/tensor.cc", "tests/model/"),
           "kernels/packing/": ("kernels/", "tests/kernels/")}
 

@@ -31,21 +31,21 @@ std::string Quote(std::string_view text) {
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, kShown))), "'");
 }
 
+constexpr std::pair<std::string_view, GgmlType> kTypes[] = {{"F32", GgmlType::kF32},
+                                                            {"F16", GgmlType::kF16},
+                                                            {"BF16", GgmlType::kBF16},
+                                                            {"F64", GgmlType::kF64},
+                                                            {"I8", GgmlType::kI8},
+                                                            {"I16", GgmlType::kI16},
+                                                            {"I32", GgmlType::kI32},
+                                                            {"I64", GgmlType::kI64},
+                                                            {"U8", GgmlType::kU8},
+                                                            {"F8_E4M3", GgmlType::kF8_E4M3},
+                                                            {"F8_E8M0", GgmlType::kF8_E8M0},
+                                                            // Masks, which no model takes.
+                                                            {"BOOL", GgmlType::kU8}};
+
 std::optional<GgmlType> TypeNamed(std::string_view dtype) {
-  static constexpr std::pair<std::string_view, GgmlType> kTypes[] = {
-      {"F32", GgmlType::kF32},
-      {"F16", GgmlType::kF16},
-      {"BF16", GgmlType::kBF16},
-      {"F64", GgmlType::kF64},
-      {"I8", GgmlType::kI8},
-      {"I16", GgmlType::kI16},
-      {"I32", GgmlType::kI32},
-      {"I64", GgmlType::kI64},
-      {"U8", GgmlType::kU8},
-      {"F8_E4M3", GgmlType::kF8_E4M3},
-      {"F8_E8M0", GgmlType::kF8_E8M0},
-      // Masks, which no model takes.
-      {"BOOL", GgmlType::kU8}};
   const auto found =
       std::ranges::find(kTypes, dtype, &std::pair<std::string_view, GgmlType>::first);
   return found == std::end(kTypes) ? std::nullopt : std::optional(found->second);
@@ -250,6 +250,12 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::span<const std::byte
 
 void SafetensorsFile::ReleasePages() const {
   if (mapping_ != nullptr) mapping_->ReleasePages();
+}
+
+std::string_view SafetensorsTypeName(GgmlType type) {
+  const auto* const found =
+      std::ranges::find(kTypes, type, &std::pair<std::string_view, GgmlType>::second);
+  return found == std::end(kTypes) ? std::string_view() : found->first;
 }
 
 }  // namespace flotilla::model

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -41,5 +42,8 @@ class SafetensorsFile {
   std::vector<std::unique_ptr<const std::string>> names_;
   std::vector<Tensor> tensors_;
 };
+
+// What such files call a type of numbers; empty: they have none of it.
+std::string_view SafetensorsTypeName(GgmlType type);
 
 }  // namespace flotilla::model

@@ -30,7 +30,7 @@
 
 namespace flotilla::worker {
 
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
  public:
   explicit CpuBackend(const BackendOptions& options);
 
@@ -94,6 +94,14 @@ class CpuBackend final : public Backend {
   }
   std::int64_t weight_bytes() const override { return packer_.bytes(); }
   std::int64_t buffer_bytes() const override;
+
+ protected:
+  int rows() const { return inputs_.rows(); }
+  // The rows of the step in a buffer, one after the other, each as wide as the buffer.
+  absl::Span<const float> RowsOf(BufferHandle handle) const {
+    const Buffer& buffer = buffers_[handle.index()];
+    return {buffer.data.data(), static_cast<std::size_t>(rows() * buffer.width)};
+  }
 
  private:
   // So many panels of gate and of up are made before their activation, while they are in L2.
@@ -210,7 +218,6 @@ class CpuBackend final : public Backend {
   };
 
   bool alone() const { return options_.tensor_ranks == 1; }
-  int rows() const { return inputs_.rows(); }
   Buffer& At(BufferHandle handle) { return buffers_[handle.index()]; }
   // Null if the handle is not valid.
   const float* At(VectorHandle handle) const {

@@ -1,0 +1,231 @@
+#include "cli/quantize.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "cli/progress.h"
+#include "cli/text_file.h"
+#include "common/rt/clock.h"
+#include "common/rt/cpu_quota.h"
+#include "kernels/ops.h"
+#include "model/checkpoint.h"
+#include "model/load_spec.h"
+#include "model/text/tokenizer.h"
+#include "quantize/quantize_model.h"
+#include "simulator/svg_plot.h"
+
+namespace flotilla::cli {
+namespace {
+
+constexpr char kExamples[] = R"(
+Examples:
+  GPTQ with 4 bits in groups of 128, which a text calibrates and another one measures:
+    flotilla quantize --model SmolLM2 --out SmolLM2-4bit --calibration train.txt \
+      --evaluation test.txt
+  AWQ with a zero for each group of 64:
+    flotilla quantize --model SmolLM2 --out SmolLM2-awq --method awq --group-size 64 --zeros \
+      --calibration train.txt
+  Round to nearest, without a text:
+    flotilla quantize --model SmolLM2 --out SmolLM2-8bit --method rtn --bits 8
+
+The new folder has the layout "pack-quantized" of compressed-tensors, which flotilla, vLLM and
+transformers read, a page quantization.md that says what each matrix has lost, and a plot of it. A run that was
+interrupted goes on with --resume.)";
+
+// Tokens of one text of the calibration or evaluation.
+constexpr size_t kTextTokens = 2048;
+
+// The first tokens of the file, as texts.
+absl::StatusOr<std::vector<std::vector<TokenId>>> ReadTexts(const std::string& path,
+                                                            const model::Tokenizer& tokenizer,
+                                                            std::int64_t most,
+                                                            std::uint32_t context) {
+  std::vector<std::vector<TokenId>> texts;
+  if (path.empty()) return texts;
+  const auto text = ReadTextFile(path);
+  if (!text.ok()) return text.status();
+  const auto tokens = tokenizer.Encode(*text);
+  if (!tokens.ok()) {
+    return absl::Status(tokens.status().code(),
+                        absl::StrCat(path, ": ", tokens.status().message()));
+  }
+  const auto count = std::min(tokens->size(), static_cast<size_t>(most));
+  const size_t length = std::min<size_t>(kTextTokens, context);
+  for (size_t begin = 0; begin < count; begin += length) {
+    const auto first = tokens->begin() + static_cast<std::ptrdiff_t>(begin);
+    texts.emplace_back(first, first + static_cast<std::ptrdiff_t>(std::min(length, count - begin)));
+  }
+  if (texts.empty()) return absl::InvalidArgumentError(absl::StrCat(path, " has no text"));
+  return texts;
+}
+
+// The errors of the matrices over the layers, a panel for each kind of matrix. A matrix of layer 3
+// is called "model.layers.3.mlp.down_proj.weight", or similarly.
+std::string DrawErrors(const quantize::QuantizeReport& report, const std::string& method) {
+  std::vector<std::string> kinds;
+  std::vector<simulator::SvgPlot> panels;
+  for (const quantize::MatrixReport& matrix : report.matrices) {
+    const std::vector<std::string> parts = absl::StrSplit(matrix.name, '.');
+    double layer = 0;
+    std::vector<std::string> rest;
+    for (const std::string& part : parts) {
+      if (!absl::SimpleAtod(part, &layer) && part != "model" && part != "layers" &&
+          part != "weight") {
+        rest.push_back(part);
+      }
+    }
+    const std::string kind = absl::StrJoin(rest, ".");
+    const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
+    if (at == static_cast<std::ptrdiff_t>(kinds.size())) {
+      kinds.push_back(kind);
+      simulator::SvgPlot& panel = panels.emplace_back();
+      panel.title = kind;
+      panel.x_label = "layer";
+      panel.y_label = "error";
+      panel.log_y = true;
+      panel.series = {{.name = method, .points = {}, .marks = true},
+                      {.name = "round to nearest", .points = {}, .marks = true}};
+    }
+    std::vector<simulator::PlotSeries>& series = panels[static_cast<size_t>(at)].series;
+    series[0].points.emplace_back(layer, matrix.error);
+    series[1].points.emplace_back(layer, matrix.nearest_error);
+  }
+  return simulator::DrawGrid("Output errors of the matrices", panels, 2);
+}
+
+}  // namespace
+
+void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
+  const auto between = [](double low, double high) {
+    return CLI::Range(low, high).description("");
+  };
+  app.add_option("--model", flags->model, "The Hugging Face folder of the model.")
+      ->required()
+      ->type_name("PATH");
+  app.add_option("--out", flags->out, "The folder that is made.")->required()->type_name("PATH");
+  app.add_option("--method", flags->method,
+                 "How weights become integers: gptq makes good for what rounding does to the "
+                 "outputs, awq gives weights of large inputs more precision, and rtn takes the "
+                 "nearest integers. [default gptq]")
+      ->type_name("gptq|awq|rtn")
+      ->check(CLI::IsMember({"gptq", "awq", "rtn"}).description(""));
+  app.add_option("--bits", flags->bits, "The bits of an integer. [default 4]")
+      ->type_name("2|3|4|8")
+      ->check(CLI::IsMember({2, 3, 4, 8}).description(""));
+  app.add_option("--group-size", flags->group_size,
+                 "The number of weights of a row that share a scale; 0 means the whole row. "
+                 "[default 128]")
+      ->check(between(0, 1 << 20));
+  app.add_flag(
+      "--zeros", flags->zeros,
+      "Each group has a zero of its own beside the scale. Else the zero is in the middle.");
+  app.add_option("--calibration", flags->calibration,
+                 "A text file like what the model will read. gptq and awq need one.")
+      ->type_name("PATH");
+  app.add_option("--calibration-tokens", flags->calibration_tokens,
+                 "The most tokens of it that are used. [default 32768]")
+      ->check(between(128, 1 << 24));
+  app.add_option("--evaluation", flags->evaluation,
+                 "A text file whose perplexity is measured before and after. The flag may come "
+                 "several times.")
+      ->type_name("PATH");
+  app.add_option("--evaluation-tokens", flags->evaluation_tokens,
+                 "The most tokens of each that are used. [default 8192]")
+      ->check(between(2, 1 << 24));
+  app.add_option("--damp", flags->damp,
+                 "gptq adds this part of the mean importance to the importance of each input. "
+                 "[default 0.01]")
+      ->check(between(1e-6, 1));
+  app.add_option("--order", flags->order,
+                 "Which inputs gptq rounds first: those that matter most, or the first ones. "
+                 "Groups are those of neighbours in both. [default importance]")
+      ->type_name("importance|natural")
+      ->check(CLI::IsMember({"importance", "natural"}).description(""));
+  app.add_option("--threads", flags->threads,
+                 "The number of threads; 0 means one for each CPU. The result does not depend on "
+                 "it.")
+      ->check(between(0, 1024));
+  app.add_flag("--resume", flags->resume, "The run goes on where an earlier one has ended.");
+  app.footer(kExamples);
+}
+
+absl::Status RunQuantize(const QuantizeFlags& flags) {
+  using quantize::Method;
+  quantize::QuantizeJob job{
+      .from = flags.model,
+      .to = flags.out,
+      .settings = {.method = flags.method == "gptq"  ? Method::kGptq
+                             : flags.method == "awq" ? Method::kAwq
+                                                     : Method::kRtn,
+                   .bits = static_cast<int>(flags.bits),
+                   .symmetric = !flags.zeros,
+                   .group = flags.group_size,
+                   .damp = flags.damp,
+                   .by_importance = flags.order == "importance"},
+      .calibration = {},
+      .evaluations = {},
+      .resume = flags.resume,
+      .threads = flags.threads > 0 ? static_cast<int>(flags.threads) : AvailableCpus(),
+      .isa = kernels::DetectIsas().back()};
+  if (job.settings.calibrates() && flags.calibration.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--method ", flags.method, " needs --calibration, a text file; --method rtn needs none"));
+  }
+  const auto file = model::OpenCheckpoint(flags.model);
+  if (!file.ok()) return file.status();
+  const auto spec = model::LoadSpec(**file);
+  if (!spec.ok()) return spec.status();
+  const auto bundle = (*file)->ReadTokenizer();
+  if (!bundle.ok()) return bundle.status();
+  const auto tokenizer = model::Tokenizer::Create(*bundle);
+  if (!tokenizer.ok()) return tokenizer.status();
+  const auto read = [&](const std::string& path, std::int64_t most) {
+    return ReadTexts(path, *tokenizer, most, spec->context_length);
+  };
+  auto calibration = read(flags.calibration, flags.calibration_tokens);
+  if (!calibration.ok()) return calibration.status();
+  if (job.settings.calibrates()) job.calibration = *std::move(calibration);
+  for (const std::string& path : flags.evaluation) {
+    auto texts = read(path, flags.evaluation_tokens);
+    if (!texts.ok()) return texts.status();
+    job.evaluations.push_back(
+        {.name = std::filesystem::path(path).filename(), .texts = *std::move(texts)});
+  }
+
+  const SteadyClock clock;
+  ProgressLine progress(&clock, "quantising", "layers");
+  std::optional<std::uint32_t> before;  // layers of the run that is resumed
+  const auto report =
+      quantize::QuantizeModel(job, *file, clock, [&](std::uint32_t done, std::uint32_t layers) {
+        if (!before.has_value()) before = done - 1;
+        progress.Update(done - *before, layers - *before);
+      });
+  if (!report.ok()) return report.status();
+  if (job.settings.calibrates()) {
+    const absl::Status drawn =
+        WriteTextFile(flags.out, "quantization.svg", DrawErrors(*report, flags.method));
+    if (!drawn.ok()) return drawn;
+  }
+  std::cout << absl::StrFormat("%s: %d matrices, %.3f bits per weight\n", flags.out,
+                               report->matrices.size(), report->bits);
+  for (const quantize::PerplexityReport& each : report->perplexities) {
+    std::cout << absl::StrFormat("%s: perplexity %.4f, before %.4f (%+.2f %%)\n", each.name,
+                                 each.after, each.before, each.change() * 100);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace flotilla::cli

@@ -1,0 +1,39 @@
+// `flotilla quantize`: makes a quantised model folder of one in float32, float16 or bfloat16.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace flotilla::cli {
+
+struct QuantizeFlags {
+  std::string model;
+  std::string out;
+  std::string method = "gptq";
+  std::int64_t bits = 4;
+  std::int64_t group_size = 128;
+  bool zeros = false;
+  std::string calibration;
+  std::int64_t calibration_tokens = 32768;
+  std::vector<std::string> evaluation;
+  std::int64_t evaluation_tokens = 8192;
+  double damp = 0.01;
+  std::string order = "importance";
+  std::int64_t threads = 0;
+  bool resume = false;
+};
+
+// Adds every flag and the examples to `app`. Parsing fills `flags`, which outlives `app`.
+void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags);
+
+// Shows progress on standard error, and the result on standard output.
+absl::Status RunQuantize(const QuantizeFlags& flags);
+
+}  // namespace flotilla::cli

@@ -1,0 +1,68 @@
+// LayerRunner: runs a model layer by layer over many tokens, so that only one layer is in memory.
+//
+// Each layer is a stage of a pipeline by itself (worker/compute/decoder): it takes the residuals
+// that the layer before has left for all tokens, and leaves its own. In the recipe fp32.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/rt/clock.h"
+#include "common/types/ids.h"
+#include "kernels/ops.h"
+#include "model/checkpoint.h"
+#include "model/spec.h"
+#include "worker/compute/model_shard.h"
+
+namespace flotilla::quantize {
+
+// Texts as tokens, and the residuals behind the layers that have run.
+struct Stream {
+  std::vector<std::vector<TokenId>> texts;
+  std::vector<float> residuals;  // [tokens of all texts, hidden]
+
+  int64_t tokens() const;
+};
+
+// What a matrix multiplies, rows of `inputs` floats one every `stride`.
+using InputObserver = std::function<absl::Status(const std::string& matrix, const float* x,
+                                                 int64_t rows, int64_t stride)>;
+
+class LayerRunner {
+ public:
+  // `spec` is that of the files that Run gets. All arguments outlive it.
+  LayerRunner(const model::ModelSpec& spec, kernels::Isa isa, int threads, const Clock& clock);
+
+  // Runs layer `layer` of `file`. Layer 0 begins with the tokens; the last layer leaves the
+  // residuals as they are. The observer gets the inputs of
+  // the matrices of the layer, by the names of their tensors: of Q, K and V together by that of Q,
+  // and of gate and up by that of gate. Null: nobody wants them. With `keep` false the residuals
+  // stay those before the layer. Errors as Decoder::Load; UNIMPLEMENTED: the inputs of a layer with
+  // experts or a latent are wanted.
+  absl::Status Run(const model::Checkpoint& file, uint32_t layer, Stream& stream,
+                   const InputObserver* observer, bool keep);
+
+  // Runs the last layer and the head. Returns the perplexity of the texts: that of each token but
+  // the first of a text, by those before it. INVALID_ARGUMENT: there is no such token.
+  absl::StatusOr<double> Perplexity(const model::Checkpoint& file, Stream& stream);
+
+ private:
+  class TokenScorer;
+
+  absl::Status RunLayer(const model::Checkpoint& file, uint32_t layer, Stream& stream,
+                        const InputObserver* observer, bool keep, TokenScorer* scorer);
+
+  const model::ModelSpec& spec_;
+  const kernels::Isa isa_;
+  const int threads_;
+  const Clock& clock_;
+  std::vector<worker::ModelShard> shards_;  // a stage for each layer
+};
+
+}  // namespace flotilla::quantize

@@ -1,0 +1,190 @@
+// Whole folders: what is written is a model, whose weights are those that were measured.
+#include "quantize/quantize_model.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/rt/clock.h"
+#include "model/load_spec.h"
+#include "model/tensor.h"
+#include "tests/support/random.h"
+#include "tests/support/scratch_directory.h"
+
+namespace flotilla::quantize {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr char kLlama[] = "tests/data/tiny/llama";
+
+std::vector<std::vector<TokenId>> Texts(uint64_t seed, size_t texts, size_t length,
+                                        uint32_t vocabulary) {
+  testing::Random random(seed);
+  std::vector<std::vector<TokenId>> result(texts);
+  for (auto& text : result) {
+    // Tokens that come again, so that some inputs matter more than others.
+    for (size_t i = 0; i < length; ++i) text.push_back(random.Below(vocabulary) % (7 + i % 50));
+  }
+  return result;
+}
+
+std::map<std::string, std::string> Files(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[entry.path().filename()] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return files;
+}
+
+class QuantizeModelTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<QuantizeReport> Run(const QuantizeJob& job, const LayerDone& done = nullptr) {
+    const auto file = model::OpenCheckpoint(job.from);
+    if (!file.ok()) return file.status();
+    return QuantizeModel(job, *file, clock_, done);
+  }
+  QuantizeJob Job(const std::string& out, const Settings& settings) const {
+    return {.from = kLlama,
+            .to = scratch_.path() + "/" + out,
+            .settings = settings,
+            .calibration = Texts(1, 3, 70, 256),
+            .evaluations = {{"a", Texts(2, 2, 40, 256)}, {"b", Texts(3, 1, 70, 256)}},
+            .threads = 2,
+            .isa = kernels::DetectIsas().back()};
+  }
+
+  const testing::ScratchDirectory scratch_;
+  SteadyClock clock_;
+};
+
+const Settings kAll[] = {
+    {.method = Method::kRtn, .bits = 8, .group = 0},
+    {.method = Method::kRtn, .bits = 4, .symmetric = false, .group = 32},
+    {.method = Method::kGptq, .bits = 4, .group = 32},
+    {.method = Method::kGptq, .bits = 3, .symmetric = false, .group = 32, .by_importance = false},
+    {.method = Method::kAwq, .bits = 4, .symmetric = false, .group = 32},
+    {.method = Method::kAwq, .bits = 2, .symmetric = false, .group = 32},
+};
+
+TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
+  const auto before = model::OpenCheckpoint(kLlama);
+  ASSERT_TRUE(before.ok());
+  for (const Settings& settings : kAll) {
+    const std::string name = "model" + std::to_string(&settings - kAll);
+    SCOPED_TRACE(name);
+    const QuantizeJob job = Job(name, settings);
+    std::vector<uint32_t> progress;
+    const auto report = Run(job, [&](uint32_t done, uint32_t) { progress.push_back(done); });
+    ASSERT_TRUE(report.ok()) << report.status();
+    const auto after = model::OpenCheckpoint(job.to);
+    ASSERT_TRUE(after.ok()) << after.status();
+    const auto spec = model::LoadSpec(**after);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(progress.size(), spec->layers.size());
+    EXPECT_EQ(report->matrices.size(), spec->layers.size() * 7);
+    std::set<std::string> quantized;
+    for (const MatrixReport& matrix : report->matrices) {
+      quantized.insert(matrix.name);
+      EXPECT_NE((*after)->FindTensor(matrix.name)->composite, nullptr) << matrix.name;
+      if (!settings.calibrates()) continue;
+      EXPECT_GT(matrix.error, 0) << matrix.name;
+      EXPECT_LT(matrix.error, settings.bits == 2 ? 1 : 0.1) << matrix.name;
+      // Matrices by themselves may lose more with factors that are best for all of them.
+      if (settings.method == Method::kGptq) {
+        EXPECT_LT(matrix.error, matrix.nearest_error);
+      }
+    }
+    // All others are as they were, but for the norms that AWQ divides.
+    for (const model::Tensor& tensor : (*before)->tensors()) {
+      if (quantized.contains(std::string(tensor.name))) continue;
+      const model::Tensor* const now = (*after)->FindTensor(tensor.name);
+      ASSERT_NE(now, nullptr) << tensor.name;
+      const bool divided = settings.method == Method::kAwq && tensor.rank == 1 &&
+                           tensor.name.find("layers") != std::string_view::npos;
+      EXPECT_EQ(std::ranges::equal(now->data, tensor.data), !divided) << tensor.name;
+    }
+    ASSERT_EQ(report->perplexities.size(), 2u);
+    for (const PerplexityReport& each : report->perplexities) {
+      EXPECT_GT(each.before, 1);
+      EXPECT_NEAR(each.change(), 0, settings.bits == 2 ? 0.5 : 0.1) << each.name;
+    }
+    EXPECT_THAT(Files(job.to)["quantization.md"], HasSubstr("bits per weight"));
+  }
+}
+
+// The same bytes on one thread and on several, on each instruction path, and by a run that was
+// interrupted after each layer.
+TEST_F(QuantizeModelTest, TheSameJobMakesTheSameBytes) {
+  const Settings settings{.method = Method::kGptq, .bits = 4, .symmetric = false, .group = 32};
+  const QuantizeJob job = Job("whole", settings);
+  ASSERT_TRUE(Run(job).ok());
+  const auto expected = Files(job.to);
+  ASSERT_GT(expected.size(), 4u);
+  for (const kernels::Isa isa : kernels::DetectIsas()) {
+    QuantizeJob other = Job("isa" + std::to_string(static_cast<int>(isa)), settings);
+    other.isa = isa;
+    other.threads = 1;
+    ASSERT_TRUE(Run(other).ok());
+    EXPECT_EQ(Files(other.to), expected) << kernels::GetOps(isa).name;
+  }
+  struct Interrupted {};
+  QuantizeJob again = Job("again", settings);
+  again.resume = true;
+  int runs = 0;
+  for (bool done = false; !done; ++runs) {
+    ASSERT_LT(runs, 10);
+    try {
+      const auto report = Run(again, [](uint32_t, uint32_t) { throw Interrupted(); });
+      ASSERT_TRUE(report.ok()) << report.status();
+      done = true;
+    } catch (const Interrupted&) {
+      EXPECT_FALSE(model::OpenCheckpoint(again.to).ok());
+    }
+  }
+  EXPECT_GT(runs, 2);
+  EXPECT_EQ(Files(again.to), expected);
+}
+
+TEST_F(QuantizeModelTest, WhatCannotBeDoneIsRefusedByName) {
+  const auto error = [&](const QuantizeJob& job) {
+    return std::string(Run(job).status().message());
+  };
+  QuantizeJob job = Job("new", {.method = Method::kGptq, .bits = 4, .group = 32});
+  job.to = kLlama;
+  EXPECT_THAT(error(job), HasSubstr("is the folder of the model itself"));
+  job = Job("moe", job.settings);
+  job.from = "tests/data/tiny/mixtral";
+  EXPECT_THAT(error(job), HasSubstr("models with experts or a latent"));
+  job.settings.method = Method::kRtn;
+  EXPECT_EQ(error(job), "");
+  EXPECT_THAT(error(job), HasSubstr("has a model"));
+  QuantizeJob twice = Job("twice", job.settings);
+  twice.from = job.to;
+  EXPECT_THAT(error(twice), HasSubstr("no matrix can be quantised: the model is quantised"));
+  // Another job's folder.
+  job = Job("begun", {.method = Method::kGptq, .bits = 4, .group = 32});
+  struct Interrupted {};
+  EXPECT_THROW(static_cast<void>(Run(job, [](uint32_t, uint32_t) { throw Interrupted(); })),
+               Interrupted);
+  EXPECT_THAT(error(job), HasSubstr("--resume goes on with it"));
+  job.resume = true;
+  job.settings.bits = 8;
+  EXPECT_THAT(error(job), HasSubstr("another job has begun"));
+  // A norm after attention.
+  job = Job("gemma", {.method = Method::kAwq, .bits = 4, .group = 32});
+  job.from = "tests/data/tiny/olmo2";
+  EXPECT_THAT(error(job), HasSubstr("AWQ needs layers with a norm before attention"));
+}
+
+}  // namespace
+}  // namespace flotilla::quantize
