@@ -53,6 +53,28 @@ class CountResults(unittest.TestCase):
     def test_nothing_at_all_is_a_failure(self):
         self.assertEqual(self.count(), (0, 1))
 
+    def passed(self, log, **files):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for file, text in files.items():
+                (folder / f"{file}.xml").write_text(text)
+            (folder / "Testing" / "Temporary").mkdir(parents=True)
+            path = folder / "Testing" / "Temporary" / "LastTest.log.tmp"
+            path.write_text(log)
+            first = count_results.passed_binaries(folder, folder)
+            # The next run has a log of its own.
+            path.write_text("")
+            self.assertEqual(count_results.passed_binaries(folder, folder), first)
+            return first
+
+    def test_only_binaries_that_passed_to_their_end_are_left_out(self):
+        log = "".join(f"{i}/9 Test: {name}\nCommand: x\n{end}\n" for i, (name, end) in enumerate((
+            ("good", "Test Passed."), ("bad", "Test Failed."), ("leaks", "Test Failed."),
+            ("cut_off", "Test Passed."), ("running", ""))))
+        self.assertEqual(self.passed(log, good=GTEST_GOOD, bad=GTEST_BAD, leaks=GTEST_GOOD,
+                                     cut_off=GTEST_GOOD[:40], running=GTEST_GOOD,
+                                     unknown=GTEST_GOOD), ["good"])
+
 
 if __name__ == "__main__":
     unittest.main()
