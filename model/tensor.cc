@@ -196,6 +196,54 @@ absl::Status EndRow(const WeightEncoding& encoding, int64_t index, int end, Weig
   return absl::OkStatus();
 }
 
+// Decodes elements of a row of a matrix that lie in one window: at least [begin, end). Returns
+// where they begin.
+int64_t DecodeSome(const Tensor& tensor, int64_t row, int64_t begin, int64_t end,
+                   std::span<float, kPanelWindow> out) {
+  WeightRow read;
+  const auto k = static_cast<int64_t>(tensor.dims[0]);
+  const int64_t window = begin / kPanelWindow * kPanelWindow;
+  const auto decode = [&](const WeightEncoding& encoding, int64_t first, int64_t last) {
+    Decode(encoding, read, static_cast<int>(first - window), static_cast<int>(last - window),
+           out.data());
+    return first;
+  };
+  if (tensor.composite != nullptr) {
+    tensor.composite->Read(tensor.first_row + row, begin, end, read);
+    return decode(tensor.composite->encoding(), begin, end);
+  }
+  const WeightFormat& format = *FindWeightFormat(tensor.type);
+  const GgmlTypeInfo& info = InfoOf(tensor.type);
+  const int64_t elements = info.block_elements;
+  const int64_t first = begin / elements * elements;
+  const int64_t last = (end + elements - 1) / elements * elements;
+  const int64_t block = (row * k + first) / elements;
+  format.read(tensor.data.data() + block * info.block_bytes, static_cast<int>(first - window),
+              static_cast<int>(last - window), read);
+  return decode(format.encoding, first, last);
+}
+
+// Reads the columns `rows` of a matrix in fp32.
+void TransposeDecoded(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
+                      int64_t k_end, WeightPanel& panel) {
+  const auto count = static_cast<int64_t>(tensor.dims[0]);
+  const int64_t window = k_begin / kPanelWindow * kPanelWindow;
+  float decoded[kPanelWindow];
+  for (int64_t at = k_begin; at < k_end; ++at) {
+    int64_t begin = 0, end = 0;  // of the group that the columns lie in
+    int64_t first = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] < begin || rows[i] >= end) {
+        begin = rows[i] / kScaleGroup * kScaleGroup;
+        end = std::min<int64_t>(begin + kScaleGroup, count);
+        first = DecodeSome(tensor, at, begin, end, decoded);
+      }
+      std::memcpy(panel.rows[i].numbers + (at - window) * sizeof(float),
+                  decoded + (rows[i] - first), sizeof(float));
+    }
+  }
+}
+
 // ReadPanel of a tensor that has a composite.
 absl::Status ReadComposite(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
                            int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel) {
@@ -316,27 +364,43 @@ absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int6
   return absl::OkStatus();
 }
 
+WeightEncoding TransposedEncodingOf(const Tensor& tensor) {
+  return IsPlain(tensor) && tensor.composite == nullptr ? EncodingOf(tensor) : WeightEncoding{};
+}
+
 absl::Status ReadTransposedPanel(const Tensor& tensor, std::span<const int64_t> rows,
                                  int64_t k_begin, int64_t k_end, const WeightEncoding& encoding,
                                  WeightPanel& panel) {
-  if (absl::Status status = CheckEncoding(tensor, encoding); !status.ok()) return status;
-  if (!IsPlain(tensor) || tensor.composite != nullptr) {
-    return InvalidArgument("a matrix of type ", TypeName(tensor), " cannot be transposed");
+  if (!IsDecodable(tensor)) return CannotBeDecoded(tensor.type);
+  if (encoding != TransposedEncodingOf(tensor) && encoding != WeightEncoding{}) {
+    return InvalidArgument("transposed panels of ", TypeName(tensor),
+                           " have the encoding of their numbers or fp32");
   }
   const auto count = static_cast<int64_t>(tensor.dims[0]);
   const auto k = static_cast<int64_t>(tensor.dims[1]);
-  const int64_t bytes = InfoOf(tensor.type).block_bytes;
   absl::Status status = CheckRange(count, k, rows, k_begin, k_end);
   if (!status.ok()) return status;
   const int64_t window = k_begin / kPanelWindow * kPanelWindow;
   BeginPanel(encoding, rows.size(), k_begin, k_end, panel);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    WeightRow& row = panel.rows[i];
-    for (int64_t at = k_begin; at < k_end; ++at) {
-      std::memcpy(row.numbers + (at - window) * bytes,
-                  tensor.data.data() + (at * count + rows[i]) * bytes, bytes);
+  const WeightEncoding read = TransposedEncodingOf(tensor);
+  if (read == WeightEncoding{} && tensor.type != GgmlType::kF32) {
+    TransposeDecoded(tensor, rows, k_begin, k_end, panel);
+  } else {
+    const int64_t bytes = InfoOf(tensor.type).block_bytes;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      for (int64_t at = k_begin; at < k_end; ++at) {
+        std::memcpy(panel.rows[i].numbers + (at - window) * bytes,
+                    tensor.data.data() + (at * count + rows[i]) * bytes, bytes);
+      }
     }
-    status = EndRow(EncodingOf(tensor), rows[i], static_cast<int>(k_end - window), panel, row);
+  }
+  const auto end = static_cast<int>(k_end - window);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!IsPlain(tensor) || tensor.composite != nullptr) {
+      status = CheckWeights(panel.rows[i], panel.begin, end);
+      if (!status.ok()) return InvalidArgument("column ", rows[i], ": ", status.message());
+    }
+    status = EndRow(read, rows[i], end, panel, panel.rows[i]);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

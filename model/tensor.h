@@ -69,7 +69,12 @@ WeightEncoding EncodingOf(const Tensor& tensor);
 absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
                        int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel);
 
-// The same of the transposed matrix: rows[i] is the column of output i. The type is plain.
+// The encoding of the panels of the transposed matrix: fp32 where elements are not plain numbers,
+// as a block of a file is in many panels then.
+WeightEncoding TransposedEncodingOf(const Tensor& tensor);
+
+// The same as ReadPanel of the transposed matrix: rows[i] is the column of output i, and `encoding`
+// is TransposedEncodingOf(tensor) or plain fp32.
 absl::Status ReadTransposedPanel(const Tensor& tensor, std::span<const int64_t> rows,
                                  int64_t k_begin, int64_t k_end, const WeightEncoding& encoding,
                                  WeightPanel& panel);

@@ -54,7 +54,9 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const ModelSpec& spec, co
     return Unimplemented("tensor ", name, " has type ", TypeName(*tensor), ", which cannot be ",
                          what);
   };
-  if (row.transposed && (!IsPlain(*tensor) || tensor->composite != nullptr)) {
+  // Tools quantise the matrix of a layer as PyTorch's Linear has it, which other layers have not.
+  if (row.transposed && !IsPerHead(row.role) &&
+      (!IsPlain(*tensor) || tensor->composite != nullptr)) {
     return cannot("transposed");
   }
   if (vector && tensor->composite != nullptr) return cannot("a vector");

@@ -52,7 +52,7 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     const auto end = static_cast<std::int32_t>(inputs);
     places.push_back({.begin = 0, .end = end, .at = 0, .width = Whole(end)});
   }
-  WeightEncoding encoding = model::EncodingOf(*parts.front().tensor);
+  WeightEncoding encoding = parts.front().encoding();
   std::int64_t columns = 0;
   for (const worker::MatrixPart& part : parts) {
     const auto name = std::string(part.tensor->name);
@@ -61,7 +61,7 @@ absl::StatusOr<Weights> Weights::Create(std::vector<worker::MatrixPart> parts,
     }
     if (!HasRows(part)) return Misfit(absl::StrCat(name, " has not all the rows"));
     // Parts of several encodings become fp32.
-    if (model::EncodingOf(*part.tensor) != encoding) encoding = {};
+    if (part.encoding() != encoding) encoding = {};
     columns += part.count();
   }
   std::vector<std::int32_t> ends;
@@ -161,9 +161,7 @@ void Weights::Multiply(Operand& x, float* out) const {
 
 absl::StatusOr<MixedWeights> MixedWeights::Create(std::vector<worker::MatrixPart> parts) {
   if (parts.empty()) return Misfit("a matrix has no parts");
-  const auto encoding = [](const worker::MatrixPart& part) {
-    return model::EncodingOf(*part.tensor);
-  };
+  const auto encoding = [](const worker::MatrixPart& part) { return part.encoding(); };
   MixedWeights mixed;
   for (auto begin = parts.begin(); begin != parts.end();) {
     const auto end = std::find_if(begin, parts.end(), [&](const worker::MatrixPart& part) {

@@ -260,6 +260,8 @@ int LayerOf(const model::Tensor& tensor) {
   const std::string_view name = tensor.name;
   if (tensor.rank != 2 || !name.starts_with(kLayers) || !name.ends_with(".weight")) return -1;
   if (name.ends_with("moe.gate.weight") || name.ends_with("mlp.gate.weight")) return -1;
+  // Tools leave out what no group divides.
+  if (tensor.dims[0] % kGroup != 0 || tensor.dims[1] % kGroup != 0) return -1;
   return std::stoi(std::string(name.substr(kLayers.size())));
 }
 

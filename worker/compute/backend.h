@@ -87,6 +87,10 @@ struct MatrixPart {
   std::uint32_t outputs = 0;
 
   std::uint32_t count() const { return outputs == 0 ? rows.size() : outputs; }
+  // That of the panels that are read of it.
+  WeightEncoding encoding() const {
+    return transposed ? model::TransposedEncodingOf(*tensor) : model::EncodingOf(*tensor);
+  }
 };
 
 // A row-parallel product, whose sums over K are cut into splits. Rows of its activations are laid

@@ -203,8 +203,9 @@ class QuantisedFolders : public ::testing::TestWithParam<testing::QuantisedLayer
 TEST_P(QuantisedFolders, GiveTheBitsOfFp32) {
   const testing::ScratchDirectory scratch;
   WriteDense(scratch.path() + "/dense");
-  for (const std::string& from :
-       {scratch.path() + "/dense", std::string("tests/data/tiny/mixtral")}) {
+  // The last one has a matrix of which the heads' parts are read along the other axis.
+  for (const std::string& from : {scratch.path() + "/dense", std::string("tests/data/tiny/mixtral"),
+                                  std::string("tests/data/tiny/deepseek_v2_mla")}) {
     SCOPED_TRACE(from);
     const testing::ScratchDirectory folder;
     testing::WriteQuantisedFolder(from, GetParam(), /*seed=*/7, folder.path());

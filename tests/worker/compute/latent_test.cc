@@ -43,11 +43,9 @@ std::vector<std::vector<float>> Logits(const model::Checkpoint& file,
   return RunAlone(machine, whole, tokens.size());
 }
 
-// Files that llama.cpp wrote until April 2025: K and V of the heads in one matrix, and the sizes of
-// heads as those of other models.
-TEST(LatentTest, OlderGgufFilesGiveTheBitsOfTheFolder) {
-  const testing::TinyCase tiny = testing::ReadTinyCase(kCase);
-  ASSERT_NE(tiny.file, nullptr);
+// Of files that llama.cpp wrote until April 2025: K and V of the heads in one matrix, and the sizes
+// of heads as those of other models.
+GgufManifest OlderManifest() {
   GgufManifest manifest = testing::ReadGgufManifest(absl::StrCat("tests/data/", kCase)).value();
   std::map<std::string, std::string> mended = {
       {"key_length", manifest.Value("attention.key_length_mla")},
@@ -64,18 +62,45 @@ TEST(LatentTest, OlderGgufFilesGiveTheBitsOfTheFolder) {
     const std::size_t at = tensor.name.find("attn_k_b");
     if (at != std::string::npos) tensor.name.replace(at, 8, "attn_kv_b");
   }
-  const auto bytes = testing::GgufTwin(*tiny.file, manifest);
+  return manifest;
+}
+
+TEST(LatentTest, OlderGgufFilesGiveTheBitsOfTheFolder) {
+  const testing::TinyCase tiny = testing::ReadTinyCase(kCase);
+  ASSERT_NE(tiny.file, nullptr);
+  const auto bytes = testing::GgufTwin(*tiny.file, OlderManifest());
   const auto older = model::ParseCheckpoint(bytes);
   ASSERT_TRUE(older.ok()) << older.status();
   ExpectSameBits(Logits(*tiny.file, tiny.ids), Logits(**older, tiny.ids), "older file");
+}
+
+void AddKeys(const GgufManifest& manifest, testing::GgufBuilder& file) {
+  for (const GgufManifest::Key& key : manifest.keys) {
+    const nlohmann::json value = nlohmann::json::parse(key.value);
+    if (key.type == "uint32") file.AddUint32(key.name, value.get<uint32_t>());
+    if (key.type == "float32") file.AddFloat(key.name, value.get<float>());
+    if (key.type == "string") file.AddString(key.name, value.get<std::string>());
+  }
+}
+
+std::vector<float> Decoded(const auto& tensor) {
+  uint64_t elements = 1;
+  for (const uint64_t axis : tensor.dims) elements *= axis;
+  std::vector<float> values(elements);
+  EXPECT_TRUE(model::DequantizeRow(tensor.type, tensor.data, values).ok());
+  return values;
 }
 
 // A model whose heads are whole blocks, so that their matrices may be quantised: in `accurate` each
 // head's query and result are quantised by themselves.
 class QuantisedHeadsTest : public ::testing::Test {
  protected:
-  // A GGUF file with some of the case's matrices in Q8_0, the sizes of heads being these.
-  static std::vector<std::byte> File() {
+  enum class Heads { kQ8, kOlderQ8, kOlderF32 };
+
+  // A GGUF file with some of the case's matrices in Q8_0, the sizes of heads being these. Older
+  // files have the matrices of the heads in one, in Q8_0 or with the same weights in F32.
+  static std::vector<std::byte> File(Heads heads = Heads::kQ8) {
+    const bool older = heads != Heads::kQ8;
     const std::string from = absl::StrCat("tests/data/", kCase);
     const testing::ScratchDirectory lists, folder;
     std::ifstream config_file(from + "/config.json");
@@ -106,32 +131,32 @@ class QuantisedHeadsTest : public ::testing::Test {
     EXPECT_TRUE(testing::WriteMadeFolder(lists.path(), 3, 0, folder.path()));
     const auto made = model::OpenCheckpoint(folder.path());
     EXPECT_TRUE(made.ok()) << made.status();
-    GgufManifest manifest = testing::ReadGgufManifest(from).value();
+    GgufManifest manifest = older ? OlderManifest() : testing::ReadGgufManifest(from).value();
     const std::map<std::string_view, std::string> sizes = {
-        {"attention.key_length", "80"},     {"attention.value_length", "64"},
-        {"attention.q_lora_rank", "32"},    {"attention.kv_lora_rank", "64"},
-        {"attention.key_length_mla", "48"}, {"attention.value_length_mla", "32"}};
+        {"attention.key_length", older ? "48" : "80"},
+        {"attention.value_length", older ? "32" : "64"},
+        {"attention.q_lora_rank", "32"},
+        {"attention.kv_lora_rank", "64"},
+        {"attention.key_length_mla", "48"},
+        {"attention.value_length_mla", "32"}};
     for (GgufManifest::Key& key : manifest.keys) {
       const auto found = sizes.find(std::string_view(key.name).substr(key.name.find('.') + 1));
       if (found != sizes.end()) key.value = found->second;
     }
     testing::GgufBuilder file;
-    for (const GgufManifest::Key& key : manifest.keys) {
-      const nlohmann::json value = nlohmann::json::parse(key.value);
-      if (key.type == "uint32") file.AddUint32(key.name, value.get<uint32_t>());
-      if (key.type == "float32") file.AddFloat(key.name, value.get<float>());
-      if (key.type == "string") file.AddString(key.name, value.get<std::string>());
-    }
+    AddKeys(manifest, file);
     std::set<std::string> used;
     for (const GgufManifest::Tensor& each : manifest.tensors) {
       auto tensor = testing::MakeTwinTensor(**made, manifest, each.name, used);
       EXPECT_FALSE(tensor.data.empty()) << each.name;
       if (each.name.find(".attn_") != std::string::npos && tensor.dims.size() > 1) {
-        uint64_t elements = 1;
-        for (const uint64_t axis : tensor.dims) elements *= axis;
-        std::vector<float> values(elements);
-        EXPECT_TRUE(model::DequantizeRow(tensor.type, tensor.data, values).ok());
+        const std::vector<float> values = Decoded(tensor);
         tensor.type = model::GgmlType::kQ8_0;
+        tensor.data = testing::EncodeTensor(tensor.type, values);
+      }
+      if (heads == Heads::kOlderF32 && each.name.find("attn_kv_b") != std::string::npos) {
+        const std::vector<float> values = Decoded(tensor);
+        tensor.type = model::GgmlType::kF32;
         tensor.data = testing::EncodeTensor(tensor.type, values);
       }
       file.AddTensor(each.name, tensor.dims, tensor.type, std::move(tensor.data));
@@ -162,6 +187,19 @@ TEST_F(QuantisedHeadsTest, EveryPathChunkAndBackendGivesTheSameBits) {
       run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
     }
     run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+  }
+}
+
+// K of the heads is read along the other axis, and so in fp32.
+TEST_F(QuantisedHeadsTest, OlderFilesMayHaveThemInOneMatrix) {
+  std::vector<std::vector<float>> first;
+  for (const Heads heads : {Heads::kOlderF32, Heads::kOlderQ8}) {
+    const auto bytes = File(heads);
+    const auto file = model::ParseCheckpoint(bytes);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto logits = Logits(**file, MakeSequence(40, 200, 1, 1).tokens);
+    if (first.empty()) first = logits;
+    ExpectSameBits(first, logits, "one matrix");
   }
 }
 

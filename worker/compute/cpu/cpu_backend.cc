@@ -56,10 +56,9 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
   Matrix made{.pieces = {}, .bias = std::move(bias)};
   int64_t column = 0;
   for (auto begin = parts.begin(); begin != parts.end();) {
-    const WeightEncoding encoding = model::EncodingOf(*begin->tensor);
-    const auto end = std::find_if(begin, parts.end(), [&](const MatrixPart& part) {
-      return model::EncodingOf(*part.tensor) != encoding;
-    });
+    const WeightEncoding encoding = begin->encoding();
+    const auto end = std::find_if(
+        begin, parts.end(), [&](const MatrixPart& part) { return part.encoding() != encoding; });
     const auto packed = packer_.Add({begin, end}, k);
     if (!packed.ok()) return packed.status();
     made.pieces.push_back({.view = (*packed)->view(), .column = column});

@@ -28,13 +28,13 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
                                                       std::vector<Segment> segments,
                                                       absl::Span<const int32_t> split_ends) {
   std::vector<Source> sources;
-  WeightEncoding encoding = model::EncodingOf(*parts[0].tensor);
+  WeightEncoding encoding = parts[0].encoding();
   int64_t columns = 0;
   for (const MatrixPart& part : parts) {
     sources.push_back(
         {.part = part, .row = part.rows.begin, .count = part.rows.size(), .column = columns});
     columns += part.count();
-    if (model::EncodingOf(*part.tensor) != encoding) encoding = {};
+    if (part.encoding() != encoding) encoding = {};
   }
   // What no segment has is zero, wherever it is.
   std::vector<int32_t> file_blocks(k / kernels::kBlockK);
