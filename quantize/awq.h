@@ -28,8 +28,8 @@ struct AwqScales {
 
 // Searches exponents a from 0 to 0.95 in steps of 0.05 for the factors mean^a, over the root of the
 // product of the largest and the least of them, with which the outputs of the matrices together
-// change least. The matrices have the same inputs. Each factor is a power of two times 1 to 2 that
-// bf16 holds, so that columns of bf16 lose little. RESOURCE_EXHAUSTED: there is no memory.
+// change least. The matrices have the same inputs. Each factor is a number of bf16.
+// RESOURCE_EXHAUSTED: there is no memory.
 absl::StatusOr<AwqScales> SearchAwqScales(std::span<const FloatMatrix> matrices,
                                           const Importance& importance, const Grid& grid,
                                           int64_t group, const kernels::Ops& ops,

@@ -164,7 +164,6 @@ class Quantizer {
     }
     fs::create_directories(job_.to, error);
     if (error) return absl::UnavailableError(Cat("cannot create ", job_.to, ": ", error.message()));
-    // The fp32 of a bf16 matrix is the same model.
     overlay_ = std::make_unique<model::OverlayCheckpoint>(file_, file_->format(), "quantize");
     return LayerQuantizer(*overlay_, spec_, job_.settings, ops_, parallel()).Check();
   }

@@ -17,11 +17,28 @@
 
 namespace flotilla::kernels {
 
+// [2 halves][kCount v][16 columns][2 j] 16-bit lanes, a load for each half and v.
+template <int kCount>
+struct LaneLoads {
+  static constexpr int kLoads = kCount;
+  static constexpr int kBytes = kLoads * 128;
+
+  template <class S>
+  static FLOTILLA_INLINE void Load(const std::byte* record, int half, typename S::I (&v)[kLoads]) {
+    FLOTILLA_UNROLL
+    for (int i = 0; i < kLoads; ++i) v[i] = S::ILoad(record + (half * kLoads + i) * 64);
+  }
+
+ protected:
+  // Bytes from a record's begin to the pair of lanes v of a column.
+  static FLOTILLA_INLINE int Lane(int lane, int v) {
+    return (lane / 16 * kLoads + v) * 64 + lane % 16 * 4;
+  }
+};
+
 // [2 halves][2 v][16 columns][2 j] 16-bit lanes. Bits 2 i and 2 i + 1 of lane v are the code
 // n = 8 v + i.
-struct TwoBitLanes {
-  static constexpr int kBytes = 256;
-  static constexpr int kLoads = 2;
+struct TwoBitLanes : LaneLoads<2> {
   static constexpr int kLowest = 0;
 
   static FLOTILLA_INLINE void Pack(const int8_t* codes, int lane, std::byte* record) {
@@ -41,22 +58,11 @@ struct TwoBitLanes {
     }
   }
 
-  template <class S>
-  static FLOTILLA_INLINE void Load(const std::byte* record, int half, typename S::I (&v)[kLoads]) {
-    FLOTILLA_UNROLL
-    for (int i = 0; i < kLoads; ++i) v[i] = S::ILoad(record + (half * kLoads + i) * 64);
-  }
-
   template <class S, int n>
   static FLOTILLA_INLINE typename S::I Operand(const typename S::I (&v)[kLoads]) {
     auto codes = v[n / 8];
     if constexpr (n % 8 > 0) codes = S::template Sar16<n % 8 * 2>(codes);
     return S::IAnd(codes, S::ISet1(0x00030003));
-  }
-
- private:
-  static FLOTILLA_INLINE int Lane(int lane, int v) {
-    return (lane / 16 * kLoads + v) * 64 + lane % 16 * 4;
   }
 };
 
@@ -67,9 +73,7 @@ struct TwoBitLanes {
 //             bit 0: bit v of n = 15
 //
 // Most operands take one or two shifts, which extend the sign.
-struct ThreeBitLanes {
-  static constexpr int kBytes = 384;
-  static constexpr int kLoads = 3;
+struct ThreeBitLanes : LaneLoads<3> {
   static constexpr int kLowest = -4;
 
   static FLOTILLA_INLINE void Pack(const int8_t* codes, int lane, std::byte* record) {
@@ -97,12 +101,6 @@ struct ThreeBitLanes {
     }
   }
 
-  template <class S>
-  static FLOTILLA_INLINE void Load(const std::byte* record, int half, typename S::I (&v)[kLoads]) {
-    FLOTILLA_UNROLL
-    for (int i = 0; i < kLoads; ++i) v[i] = S::ILoad(record + (half * kLoads + i) * 64);
-  }
-
   // Bits below the upper three do not matter before the last shift.
   template <class S, int n>
   static FLOTILLA_INLINE typename S::I Operand(const typename S::I (&v)[kLoads]) {
@@ -115,11 +113,6 @@ struct ThreeBitLanes {
     } else {
       return S::template Sar16<13>(S::template Shl16<n % 5 * 3>(v[n / 5]));
     }
-  }
-
- private:
-  static FLOTILLA_INLINE int Lane(int lane, int v) {
-    return (lane / 16 * kLoads + v) * 64 + lane % 16 * 4;
   }
 };
 

@@ -161,11 +161,10 @@ void Weights::Multiply(Operand& x, float* out) const {
 
 absl::StatusOr<MixedWeights> MixedWeights::Create(std::vector<worker::MatrixPart> parts) {
   if (parts.empty()) return Misfit("a matrix has no parts");
-  const auto encoding = [](const worker::MatrixPart& part) { return part.encoding(); };
   MixedWeights mixed;
   for (auto begin = parts.begin(); begin != parts.end();) {
     const auto end = std::find_if(begin, parts.end(), [&](const worker::MatrixPart& part) {
-      return encoding(part) != encoding(*begin);
+      return part.encoding() != begin->encoding();
     });
     auto weights = Weights::Create({begin, end});
     if (!weights.ok()) return weights.status();

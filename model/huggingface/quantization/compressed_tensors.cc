@@ -168,8 +168,8 @@ absl::StatusOr<std::pair<int64_t, int64_t>> ReadShape(std::string_view layer,
   return std::pair(at(0), at(1));
 }
 
-// Codes follow each other without gaps. Versions before 0.14 left two bits of each word of ten
-// codes of 3 bits, and their shapes are others.
+// Codes follow each other without gaps. Earlier versions had ten codes of 3 bits in a word, which
+// gives other shapes.
 bool IsPackedWidth(int64_t bits) { return bits == 2 || bits == 3 || bits == 4 || bits == 8; }
 
 absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> schemes,

@@ -124,6 +124,27 @@ TEST(WeightFormats, PanelsHaveTheWeights) {
   }
 }
 
+// Columns as outputs, whatever blocks they lie in.
+TEST(WeightFormats, TransposedPanelsHaveTheWeights) {
+  const std::vector<int64_t> columns = {255, 0, 1, 31, 32, 200};
+  const auto panel = std::make_unique<WeightPanel>();
+  for (const WeightFormat* format : WeightFormats()) {
+    SCOPED_TRACE(Name(*format));
+    const WeightCase expected = ReadWeightCase(format->type);
+    const Tensor matrix = expected.Matrix(format->type, 256);  // two rows
+    for (const WeightEncoding& encoding : {TransposedEncodingOf(matrix), WeightEncoding{}}) {
+      ASSERT_TRUE(ReadTransposedPanel(matrix, columns, 0, 2, encoding, *panel).ok());
+      for (size_t i = 0; i < columns.size(); ++i) {
+        for (int k = 0; k < 32; ++k) {
+          const double weight =
+              k < 2 ? expected.weights[static_cast<size_t>(k * 256 + columns[i])] : 0;
+          EXPECT_EQ(WeightOf(encoding, panel->rows[i], k), weight) << columns[i];
+        }
+      }
+    }
+  }
+}
+
 TEST(WeightFormats, PanelsOfLaterWindows) {
   const WeightCase expected = ReadWeightCase(GgmlType::kQ8_0);
   const Tensor tensor = expected.Matrix(GgmlType::kQ8_0, 512);
