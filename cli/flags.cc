@@ -152,15 +152,16 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "are loaded: int8 takes about half of the memory of bfloat16, and int4 a third. Head and "
      "token vectors stay as they are. Example: --quantize=int4",
      kGroup},
-    {"--kv-type", &RoleFlags::kv_type, "bf16|fp16|fp32|fp8|fp8_e5m2|int8", 0, 0, kCompute,
-     "The type of stored keys and values. Those of 8 bits take about half of the memory of bf16; "
-     "int8 is the most accurate of them.",
+    {"--kv-type", &RoleFlags::kv_type, "bf16|fp16|fp32|fp8|fp8_e5m2|int8|int4|int2", 0, 0, kCompute,
+     "The type of stored keys and values. Those of 8 bits take about half of the memory of bf16, "
+     "int4 two sevenths and int2 a sixth. int8 is the most accurate of them. Where any layer has "
+     "int4 or int2, a KV block holds 64 tokens, else 16.",
      kGroup},
     {"--kv-value-type", &RoleFlags::kv_value_type,
      "same|bf16|fp16|fp32|fp8|fp8_e5m2|int8|int4|int2", 0, 0, kCompute,
-     "The type of stored values, if it is another than that of keys. int4 and int2 are types of "
-     "values only: with keys of int8, int4 takes two fifths of the memory of bf16. Example: "
-     "--kv-type=int8 --kv-value-type=int4",
+     "The type of stored values, if it is another than that of keys. Values of few bits cost less "
+     "accuracy than such keys: with keys of int8, int4 takes two fifths of the memory of bf16. "
+     "Example: --kv-type=int8 --kv-value-type=int4",
      kGroup},
     {"--kv-layers", &RoleFlags::kv_layers, "LAYERS=TYPE,...", 0, 0, kCompute,
      "The types of stored keys and values in some layers, if they are others: LAYERS is a number "

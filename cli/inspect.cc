@@ -148,15 +148,17 @@ std::string KvSizes(const model::ModelSpec& spec) {
                                    [](const auto& group) { return group.window > 0; });
   std::vector<std::string> types;
   for (const kernels::KvType type : kernels::kAllKvTypes) {
-    const kernels::KvFormat format = kernels::KvFormat::With(type);
-    if (spec.attention().latent.has_value() && format.key != format.value) continue;
+    const auto format = kernels::KvFormat::Both(type);
+    if (spec.attention().latent.has_value() && format.has_runs()) continue;
     const worker::KvShape shape =
         worker::KvShapeOf(spec, format, {0, static_cast<std::uint32_t>(spec.layers.size())},
                           spec.attention().kv_heads);
     const double bytes = static_cast<double>(shape.bytes_per_block()) *
-                         static_cast<double>(spec.kv_groups.size()) / kernels::kKvBlockTokens;
+                         static_cast<double>(spec.kv_groups.size()) / shape.block_tokens;
     types.push_back(absl::StrFormat("%s %.0f (%.0f per GiB)", kernels::KvFormatName(format), bytes,
                                     (1 << 30) / bytes));
+    if (shape.open_bytes == 0) continue;
+    absl::StrAppendFormat(&types.back(), " and %d for a sequence", shape.open_bytes);
   }
   return absl::StrCat(
       windows ? "KV bytes of a token within all windows: " : "KV bytes of a token: ",

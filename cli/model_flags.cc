@@ -41,11 +41,14 @@ absl::Status CheckKv(const RoleFlags& flags, const worker::KvFormats& formats,
   }
   if (!spec.attention().latent.has_value()) return absl::OkStatus();
   constexpr absl::string_view kWhy = "V of this model is a part of K, and has its type";
+  constexpr absl::string_view kRuns = "K of this model is a latent, which takes 8 bits or more";
   if (formats.most.key != formats.most.value) {
     return Wrong("--kv-value-type", flags.kv_value_type, kWhy);
   }
+  if (formats.most.has_runs()) return Wrong("--kv-type", flags.kv_type, kRuns);
   for (const auto& some : formats.some) {
     if (some.format.key != some.format.value) return Wrong("--kv-layers", flags.kv_layers, kWhy);
+    if (some.format.has_runs()) return Wrong("--kv-layers", flags.kv_layers, kRuns);
   }
   return absl::OkStatus();
 }

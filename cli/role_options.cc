@@ -59,8 +59,7 @@ std::optional<worker::KvFormats::Some> ParseKvLayers(absl::string_view entry) {
   const kernels::KvType* const value = KvTypeNamed(types.back());
   constexpr std::uint32_t kMost = 1'000'000;
   if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last) ||
-      first > last || last > kMost || key == nullptr || value == nullptr ||
-      !kernels::IsKeyType(*key)) {
+      first > last || last > kMost || key == nullptr || value == nullptr) {
     return std::nullopt;
   }
   return worker::KvFormats::Some{.layers = {first, last + 1},

@@ -5,7 +5,8 @@
 //   bf16, fp16, fp8_e5m2  the nearest number
 //   int8, int4, int2  m + d c in one fma: m is the least element, d the span from m to the largest
 //         over the largest code (255, 15, 3), and c the nearest code. int8 has them of a token's K
-//         (or V) of one head, the others of each 64 elements of it
+//         (or V) of one head. Of int4 and int2, K has them of one element in the 64 tokens of a
+//         run, and V of each 64 elements of a token; both are made of the bf16 of the open run
 //   fp8   d v: d is the largest magnitude of a token's K (or V) of one head / 448, and v the
 //         nearest E4M3 (common/types/weight_panel.h)
 //
@@ -52,7 +53,7 @@ inline uint8_t FloatToE5m2(float value) {
   return static_cast<uint8_t>(sign | ((rounded >> 21) - (112u << 2)));
 }
 
-// Of n elements of a token.
+// Of n elements that share a scale.
 inline KvScale KvScaleOf(KvType type, const float* x, int n) {
   if (!HasScales(type)) return {};
   uint32_t largest = 0;  // the bits of |x| order like |x| itself, with NaN above infinity

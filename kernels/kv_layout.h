@@ -1,20 +1,25 @@
 // Layout of the paged KV cache on CPU, shared by the kernels and by the worker
 // that owns the memory. Pure constants and arithmetic.
 //
-// A block holds 16 tokens. Per layer and KV head it has one 64-byte aligned record: K, then V, then
-// the scales of K and those of V, filled up to 64 bytes:
+// A record is 64-byte aligned and has K and V of 16 tokens of one layer and KV head: K, then V,
+// then the scales of K and those of V, filled up to 64 bytes:
 //   bf16             K [key/2][16 tokens][2]   V [8 token pairs][value][2]
 //   fp32, fp16       K [key][16 tokens]        V [16 tokens][value]
 //   int8, fp8        the same in bytes; scales: d [16 tokens], of int8 also m [16 tokens], bf16
 //   fp8_e5m2         the same in bytes, without scales
-//   int4, int2                                 V [16 tokens][value / 16], 16 codes in a word of 64
-//                    or 32 bits (KvCodeBit); scales: d [16 tokens], m [16 tokens] for each 64
-//                    elements
+//   int4, int2       K [key][16 tokens], V [16 tokens][value], 16 codes in a word of 64 or 32 bits
+//                    (KvCodeBit); scales of V: d [16 tokens], m [16 tokens] for each 64 elements
 // With this layout one load of K is sixteen keys, and one of V sixteen dimensions. What a number
 // means is in kernels/kv_codec.h. K and V may have different types.
 //
+// A block has one record of each layer and KV head. Where any layer's K or V is int4 or int2, it
+// has four, of a run of 64 tokens, which follow each other; behind them lie the scales of K of the
+// run: d [key], m [key], filled up to 64 bytes. K and V of these types are made of whole runs
+// (Liu et al., KIVI, 2024): those of a run that is not full are bf16, in an open run, which has the
+// four records of the same head, of K or V alone where only one is kept by runs.
+//
 // V of a token may be the first elements of its K (the latent of multi-head latent attention,
-// arXiv 2405.04434). Then the record is K alone.
+// arXiv 2405.04434). Then the record is K alone, and never kept by runs.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +30,9 @@
 
 namespace flotilla::kernels {
 
-inline constexpr int kKvBlockTokens = 16;
+inline constexpr int kKvRecordTokens = 16;
+inline constexpr int kKvRunTokens = 64;
+inline constexpr int kKvRunRecords = kKvRunTokens / kKvRecordTokens;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxLatentDim = 576;  // DeepSeek V3: a latent of 512, 64 with positions
 
@@ -35,9 +42,8 @@ inline constexpr KvType kAllKvTypes[] = {KvType::kF32,  KvType::kF16,     KvType
                                          KvType::kFp8,  KvType::kFp8E5m2, KvType::kInt8,
                                          KvType::kInt4, KvType::kInt2};
 
-// K of these few bits would need scales for each element of a head, over many tokens (Liu et al.,
-// KIVI, 2024), so they are types of V.
-constexpr bool IsKeyType(KvType type) { return type != KvType::kInt4 && type != KvType::kInt2; }
+// Whether tokens are encoded by runs of 64, and not one by one.
+constexpr bool HasRuns(KvType type) { return type == KvType::kInt4 || type == KvType::kInt2; }
 
 // As flags, metrics and the numerics id have it.
 constexpr std::string_view KvTypeName(KvType type) {
@@ -69,10 +75,8 @@ struct KvFormat {
 
   static const KvFormat kBf16, kF32;
   static constexpr KvFormat Both(KvType type) { return {.key = type, .value = type}; }
-  // Both, or K of int8 beside a type that only V has.
-  static constexpr KvFormat With(KvType type) {
-    return {.key = IsKeyType(type) ? type : KvType::kInt8, .value = type};
-  }
+
+  constexpr bool has_runs() const { return HasRuns(key) || HasRuns(value); }
 
   bool operator==(const KvFormat&) const = default;
 };
@@ -114,16 +118,21 @@ constexpr bool HasCodes(KvType type) {
   return type == KvType::kInt8 || type == KvType::kInt4 || type == KvType::kInt2;
 }
 constexpr bool HasScales(KvType type) { return HasCodes(type) || type == KvType::kFp8; }
-// The elements of a token that have a scale, and a minimum.
-constexpr int KvScaleSpan(KvType type, int dim) { return IsKeyType(type) ? dim : 64; }
+// The elements of a token's K or V that share a scale, and a minimum. Those of K by runs share
+// none.
+constexpr int KvScaleSpan(KvType type, int dim) { return HasRuns(type) ? 64 : dim; }
 // Those of 16 tokens.
 constexpr int64_t KvGroupScaleBytes(KvType type) {
-  return (HasCodes(type) ? 4 : HasScales(type) ? 2 : 0) * kKvBlockTokens;
+  return (HasCodes(type) ? 4 : HasScales(type) ? 2 : 0) * kKvRecordTokens;
 }
-// Of the scales of a record, of tokens of `dim` elements.
+// Of the scales of V in a record, of tokens of `dim` elements.
 constexpr int64_t KvScaleBytes(KvType type, int dim) {
   const int span = KvScaleSpan(type, dim);
   return dim == 0 ? 0 : KvGroupScaleBytes(type) * ((dim + span - 1) / span);
+}
+// The same of K.
+constexpr int64_t KvKeyScaleBytes(KvType type, int dim) {
+  return HasRuns(type) ? 0 : KvScaleBytes(type, dim);
 }
 // The bit of code i of 16 that lie in a word of 64 (int4) or 32 bits (int2). So vectors of 32-bit
 // lanes get them by one shift of lane i: of int4, odd codes are in the upper half.
@@ -147,21 +156,36 @@ struct KvDims {
 
 // Byte offsets inside a record: of V (0 with a prefix), and of the scales of K and of V.
 constexpr int64_t KvValueOffset(const KvFormat& format, const KvDims& dims) {
-  return dims.prefix ? 0 : KvBytes(format.key, int64_t{kKvBlockTokens} * dims.key);
+  return dims.prefix ? 0 : KvBytes(format.key, int64_t{kKvRecordTokens} * dims.key);
 }
 constexpr int64_t KvKeyScaleOffset(const KvFormat& format, const KvDims& dims) {
-  return KvBytes(format.key, int64_t{kKvBlockTokens} * dims.key) +
-         (dims.prefix ? 0 : KvBytes(format.value, int64_t{kKvBlockTokens} * dims.value));
+  return KvBytes(format.key, int64_t{kKvRecordTokens} * dims.key) +
+         (dims.prefix ? 0 : KvBytes(format.value, int64_t{kKvRecordTokens} * dims.value));
 }
 constexpr int64_t KvValueScaleOffset(const KvFormat& format, const KvDims& dims) {
-  return KvKeyScaleOffset(format, dims) + (dims.prefix ? 0 : KvScaleBytes(format.key, dims.key));
+  return KvKeyScaleOffset(format, dims) + (dims.prefix ? 0 : KvKeyScaleBytes(format.key, dims.key));
 }
 
 // Bytes of one record (K and V of 16 tokens of one layer and KV head).
 constexpr int64_t KvRecordBytes(const KvFormat& format, const KvDims& dims) {
   const int64_t last =
-      dims.prefix ? KvScaleBytes(format.key, dims.key) : KvScaleBytes(format.value, dims.value);
+      dims.prefix ? KvKeyScaleBytes(format.key, dims.key) : KvScaleBytes(format.value, dims.value);
   return (KvValueScaleOffset(format, dims) + last + 63) / 64 * 64;
+}
+// Bytes of one layer and KV head in a block of so many tokens, 16 or 64.
+constexpr int64_t KvHeadBytes(const KvFormat& format, const KvDims& dims, int block_tokens) {
+  const int64_t scales = HasRuns(format.key) ? int64_t{4} * dims.key : 0;
+  return block_tokens / kKvRecordTokens * KvRecordBytes(format, dims) + (scales + 63) / 64 * 64;
+}
+
+// What an open run has of each token.
+constexpr KvDims KvOpenDims(const KvFormat& format, const KvDims& dims) {
+  return {.key = HasRuns(format.key) ? dims.key : 0,
+          .value = HasRuns(format.value) ? dims.value : 0};
+}
+// Bytes of the open run of one layer and KV head. 0: nothing of it is kept by runs.
+constexpr int64_t KvOpenBytes(const KvFormat& format, const KvDims& dims) {
+  return kKvRunRecords * KvRecordBytes(KvFormat::kBf16, KvOpenDims(format, dims));
 }
 
 // UNIMPLEMENTED: kernels cannot attend with such K and V.
@@ -169,8 +193,8 @@ absl::Status CheckKvDims(const KvDims& dims);
 
 // Element index (not bytes) inside K or V of token `slot` (0..15), dimension d.
 constexpr int64_t KvKeyIndex(KvType type, int slot, int d) {
-  return type == KvType::kBf16 ? (d / 2 * kKvBlockTokens + slot) * 2 + d % 2
-                               : d * kKvBlockTokens + slot;
+  return type == KvType::kBf16 ? (d / 2 * kKvRecordTokens + slot) * 2 + d % 2
+                               : d * kKvRecordTokens + slot;
 }
 constexpr int64_t KvValueIndex(KvType type, int dim, int slot, int d) {
   return type == KvType::kBf16 ? (static_cast<int64_t>(slot) / 2 * dim + d) * 2 + slot % 2

@@ -169,22 +169,28 @@ struct ChooseExpertsArgs {
   float* weights = nullptr;  // [rows, chosen]
 };
 
-// One sequence's view of the KV cache of one layer: the record of (block b, KV
-// head h) starts at base + b * block_stride + h * head_stride bytes, 64-byte
-// aligned, laid out as kv_layout.h says.
+// One sequence's view of the KV cache of one layer, laid out as kv_layout.h says. What block b has
+// of KV head h begins at base + b * block_stride + h * head_stride bytes, 64-byte aligned.
 struct KvView {
   KvFormat format = KvFormat::kBf16;
   KvDims dims;
   std::byte* base = nullptr;
   int64_t block_stride = 0;
   int64_t head_stride = 0;
-  const int32_t* block_table = nullptr;  // [blocks of the sequence] block ids
+  int block_tokens = kKvRecordTokens;    // or kKvRunTokens
+  const int32_t* block_table = nullptr;  // block ids, from that of block first_block on
+  int first_block = 0;
 };
 
+// The bf16 view of the open runs of a sequence, whose blocks are runs. It has those that the rows
+// of the call are in. Without a base where the format has no runs.
+//
 // kv_write: encodes K and V of consecutive tokens of one sequence into the
-// cache. The first write of a bf16 V pair zeroes its other half.
+// cache, those that are kept by runs into the open runs. The first write of a bf16 V pair zeroes
+// its other half.
 struct KvWriteArgs {
   KvView cache;
+  KvView open;
   int first_position = 0;    // absolute position of token 0
   int heads = 0;             // KV heads
   const float* k = nullptr;  // [tokens, heads, dims.key] fp32, after RoPE
@@ -192,9 +198,18 @@ struct KvWriteArgs {
   int64_t token_stride = 0;  // floats from token to token, of k and of v
 };
 
+// kv_seal: encodes a full open run into the cache: K and V, or the one that is kept by runs.
+struct KvSealArgs {
+  KvView cache;
+  KvView open;
+  int run = 0;  // positions 64 run to 64 run + 63
+};
+
 // paged_attention: out = softmax(scale * q K^T) V for consecutive query tokens of
 // one sequence and the query heads that share one KV head. Token t sees the keys
-// at positions 0 ..= first_position + t, or the last `window` of these, all read from the cache.
+// at positions 0 ..= first_position + t, or the last `window` of these, all read from the cache. K
+// and V that are kept by runs are read from the open run if the key is in the token's own run, and
+// from the cache if it is in an earlier one.
 //
 // The result for a (token, head) is a function of its position, its q and those
 // keys alone:
@@ -216,6 +231,7 @@ struct KvWriteArgs {
 // are not read.
 struct AttentionArgs {
   KvView cache;
+  KvView open;
   int kv_head = 0;
   int first_position = 0;         // absolute position of query token 0
   int heads = 0;                  // query heads of this KV head
@@ -283,6 +299,7 @@ struct Ops {
   // x[i] = cap * Tanh(x[i] / cap).
   void (*softcap)(float* x, float cap, int64_t n);
   void (*kv_write)(const KvWriteArgs&, int token_begin, int token_end);
+  void (*kv_seal)(const KvSealArgs&, int head_begin, int head_end);
   void (*paged_attention)(const AttentionArgs&, int token_begin, int token_end);
 
   // Vocabulary passes over a row of n >= 1 logits. Of equal scores the lowest id wins. A

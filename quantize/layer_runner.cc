@@ -240,7 +240,7 @@ absl::Status LayerRunner::RunLayer(const model::Checkpoint& file, uint32_t layer
       const auto tokens = absl::MakeConstSpan(text).subspan(begin, kRowsOfAStep);
       worker::StepInputs inputs;
       inputs.group_count = groups;
-      worker::AddSequence(static_cast<int32_t>(begin), tokens, tables, inputs);
+      worker::AddSequence(SequenceHandle{0}, static_cast<int32_t>(begin), tokens, tables, inputs);
       if (scorer != nullptr) scorer->Ask(text, begin, tokens.size(), inputs);
       exchange.place = place;
       decoder->Start(std::move(inputs), scorer);

@@ -62,6 +62,11 @@ struct ExecutorDescription {
   std::vector<KvGroup> groups;
   // Pages of the pool, block 0 (null) included.
   std::uint32_t block_count = 0;
+  // K and V of some layers are encoded by runs of so many positions, from multiples of it on, which
+  // are also blocks of every group. Until a run is full, the sequence has it apart from its blocks.
+  // So a fork ends at a multiple of this, or in the run of its parent's last row; and draft tokens
+  // end with the run of the row before them. 0: there are no runs.
+  std::uint32_t run_tokens = 0;
   // Fastest first. Their content is lost with the epoch, as that of the pool is.
   std::vector<KvTier> tiers;
   // Handles are below this.

@@ -13,7 +13,8 @@ namespace flotilla::kernels {
 
 inline constexpr int kTileKeys = 64;
 inline constexpr int kSegmentKeys = 256;
-inline constexpr int kTileBlocks = kTileKeys / kKvBlockTokens;
+inline constexpr int kTileBlocks = kTileKeys / kKvRecordTokens;
+static_assert(kTileKeys == kKvRunTokens, "a tile is a run");
 
 // The state of N rows of at most kDim elements. o is not yet divided by sum.
 template <int N, int kDim>
@@ -37,16 +38,6 @@ struct AttentionRows {
   alignas(64) float o[N][kDim];
   alignas(64) float total[N][kDim];
 };
-
-// Even and odd bf16 of 16 words as fp32.
-template <class S>
-FLOTILLA_INLINE typename S::F EvenHalf(typename S::I words) {
-  return S::FromBits(S::template Shl<16>(words));
-}
-template <class S>
-FLOTILLA_INLINE typename S::F OddHalf(typename S::I words) {
-  return S::FromBits(S::IAnd(words, S::ISet1(static_cast<int32_t>(0xFFFF0000u))));
-}
 
 // d and m of tokens of one block in fp32, as loads multiply them: d of FP8 is 256 times the scale.
 template <class S, KvType kType>
@@ -73,10 +64,16 @@ FLOTILLA_INLINE typename S::F LoadElements(const std::byte* at, typename S::F d,
   }
 }
 
-// Scores of V blocks of 16 keys for N rows: p[r][16 v ...] = q[r] . K. The scales of K lie `scales`
-// bytes behind it.
+// Where the scales of K are: of a token `offset` bytes behind the begin of its record, and of an
+// element of K that is kept by runs in `by_element`, d [dim] and m [dim].
+struct KeyScales {
+  int64_t offset;
+  const float* by_element;
+};
+
+// Scores of V blocks of 16 keys for N rows: p[r][16 v ...] = q[r] . K.
 template <class S, KvType kType, int N, int V, int kDim>
-FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, int64_t scales,
+FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, const KeyScales& scales,
                                  AttentionRows<N, kDim>* rows, int first) {
   using F = typename S::F;
   F score[N * V];
@@ -100,18 +97,29 @@ FLOTILLA_INLINE void BlockScores(const std::byte* const* blocks, int dim, int64_
       for (int v = 0; v < V; ++v) key[v] = OddHalf<S>(S::ILoad(blocks[v] + d * 32));
       step(key, d + 1);
     }
+  } else if constexpr (HasRuns(kType)) {
+    for (int d = 0; d < dim; ++d) {
+      const F scale = S::Set1(scales.by_element[d]), minimum = S::Set1(scales.by_element[dim + d]);
+      FLOTILLA_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const std::byte* at = blocks[v] + KvBytes(kType, d * kKvRecordTokens);
+        key[v] = LoadElements<S, kType>(at, scale, minimum);
+      }
+      step(key, d);
+    }
   } else {
     F scale[V], minimum[V];
     FLOTILLA_UNROLL
     for (int v = 0; v < V; ++v) {
+      const std::byte* at = blocks[v] + scales.offset;
       scale[v] = minimum[v] = S::Zero();
-      if constexpr (HasScales(kType)) scale[v] = ScaleVector<S, kType>(blocks[v] + scales);
-      if constexpr (HasCodes(kType)) minimum[v] = S::LoadBf16(blocks[v] + scales + 32);
+      if constexpr (HasScales(kType)) scale[v] = ScaleVector<S, kType>(at);
+      if constexpr (HasCodes(kType)) minimum[v] = S::LoadBf16(at + 32);
     }
     for (int d = 0; d < dim; ++d) {
       FLOTILLA_UNROLL
       for (int v = 0; v < V; ++v) {
-        const std::byte* at = blocks[v] + KvBytes(kType, d * kKvBlockTokens);
+        const std::byte* at = blocks[v] + KvBytes(kType, d * kKvRecordTokens);
         key[v] = LoadElements<S, kType>(at, scale[v], minimum[v]);
       }
       step(key, d);
@@ -213,7 +221,7 @@ FLOTILLA_INLINE void BlockValues(const std::byte* values, const float* scales, i
     F scale = S::Zero(), minimum = S::Zero();
     if constexpr (HasScales(kType)) {
       scale = S::Set1(scales[slot]);
-      minimum = S::Set1(scales[kKvBlockTokens + slot]);
+      minimum = S::Set1(scales[kKvRecordTokens + slot]);
     }
     FLOTILLA_UNROLL
     for (int v = 0; v < V; ++v) {
@@ -245,14 +253,14 @@ template <class S, KvType kType>
 FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int64_t scales, int d, int count,
                                    int begin, int end, float* out) {
   constexpr bool kDecodes = kType != KvType::kBf16 && kType != KvType::kF32;
-  alignas(64) float decoded[kDecodes ? 16 * 4 * kKvBlockTokens : 1];  // [count][16 tokens]
+  alignas(64) float decoded[kDecodes ? 16 * 4 * kKvRecordTokens : 1];  // [count][16 tokens]
   if constexpr (kDecodes) {
     auto scale = S::Zero(), minimum = S::Zero();
     if constexpr (HasScales(kType)) scale = ScaleVector<S, kType>(record + scales);
     if constexpr (HasCodes(kType)) minimum = S::LoadBf16(record + scales + 32);
     for (int i = 0; i < count; ++i) {
-      const std::byte* at = record + KvBytes(kType, (d + i) * kKvBlockTokens);
-      S::Store(decoded + i * kKvBlockTokens, LoadElements<S, kType>(at, scale, minimum));
+      const std::byte* at = record + KvBytes(kType, (d + i) * kKvRecordTokens);
+      S::Store(decoded + i * kKvRecordTokens, LoadElements<S, kType>(at, scale, minimum));
     }
   }
   for (int slot = begin / 4 * 4; slot < end; slot += 4) {
@@ -260,7 +268,7 @@ FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int64_t scales, int 
       __m128 key[4];
       if constexpr (kType == KvType::kBf16) {
         for (int pair = 0; pair < 2; ++pair) {
-          const std::byte* at = record + (((d + i) / 2 + pair) * kKvBlockTokens + slot) * 4;
+          const std::byte* at = record + (((d + i) / 2 + pair) * kKvRecordTokens + slot) * 4;
           const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
           key[2 * pair] = _mm_castsi128_ps(_mm_slli_epi32(words, 16));
           key[2 * pair + 1] = _mm_castsi128_ps(
@@ -268,9 +276,9 @@ FLOTILLA_INLINE void TransposeKeys(const std::byte* record, int64_t scales, int 
         }
       } else {
         const float* at =
-            kDecodes ? decoded + i * kKvBlockTokens + slot
-                     : reinterpret_cast<const float*>(record) + (d + i) * kKvBlockTokens + slot;
-        for (int j = 0; j < 4; ++j) key[j] = _mm_loadu_ps(at + j * kKvBlockTokens);
+            kDecodes ? decoded + i * kKvRecordTokens + slot
+                     : reinterpret_cast<const float*>(record) + (d + i) * kKvRecordTokens + slot;
+        for (int j = 0; j < 4; ++j) key[j] = _mm_loadu_ps(at + j * kKvRecordTokens);
       }
       _MM_TRANSPOSE4_PS(key[0], key[1], key[2], key[3]);
       for (int j = 0; j < 4; ++j) _mm_storeu_ps(out + (slot + j) * count + i, key[j]);
@@ -285,7 +293,7 @@ FLOTILLA_INLINE void RecordValues(const std::byte* record, const std::byte* valu
                                   const float* token_scales, int64_t scales, int dim, int from,
                                   int to, Rows* rows, int row, int key, int d) {
   if constexpr (Rows::kPrefix) {
-    alignas(64) float transposed[kKvBlockTokens * 16 * V];
+    alignas(64) float transposed[kKvRecordTokens * 16 * V];
     TransposeKeys<S, kType>(record, scales, d, 16 * V, from, to, transposed);
     BlockValues<S, KvType::kF32, N, V>(reinterpret_cast<const std::byte*>(transposed), nullptr,
                                        16 * V, from, to, rows, row, key, d, 0);
@@ -306,25 +314,25 @@ template <class S, KvType kType, int N, class Rows>
 FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const ValuePlace& place, int begin,
                                int end, Rows* rows, int row) {
   constexpr int V = S::AttentionVectors(N);
-  for (int b = begin / kKvBlockTokens; b * kKvBlockTokens < end; ++b) {
+  for (int b = begin / kKvRecordTokens; b * kKvRecordTokens < end; ++b) {
     const std::byte* values = blocks[b] + place.values;
-    alignas(64) float scales[2 * kKvBlockTokens];
+    alignas(64) float scales[2 * kKvRecordTokens];
     // Those of the elements from d on, where they begin there. No vectors lie in two spans.
     const auto load_scales = [&](int d) FLOTILLA_INLINE_LAMBDA {
-      constexpr bool kOneSpan = IsKeyType(kType);
+      constexpr bool kOneSpan = !HasRuns(kType);
       constexpr int kSpan = kOneSpan ? kMaxLatentDim : KvScaleSpan(kType, 0);
       if (kOneSpan ? d > 0 : d % kSpan != 0) return;
       const std::byte* at = blocks[b] + place.scales + d / kSpan * KvGroupScaleBytes(kType);
       if constexpr (HasScales(kType)) S::Store(scales, ScaleVector<S, kType>(at));
       if constexpr (HasCodes(kType)) {
-        S::Store(scales + kKvBlockTokens, S::LoadBf16(at + 32));
+        S::Store(scales + kKvRecordTokens, S::LoadBf16(at + 32));
       } else if constexpr (HasScales(kType)) {
-        S::Store(scales + kKvBlockTokens, S::Zero());
+        S::Store(scales + kKvRecordTokens, S::Zero());
       }
     };
-    const int key = b * kKvBlockTokens;
+    const int key = b * kKvRecordTokens;
     const int from = begin > key ? begin - key : 0;
-    const int to = end - key < kKvBlockTokens ? end - key : kKvBlockTokens;
+    const int to = end - key < kKvRecordTokens ? end - key : kKvRecordTokens;
     int d = 0;
     for (; d + 16 * V <= place.dim; d += 16 * V) {
       load_scales(d);
@@ -339,16 +347,22 @@ FLOTILLA_INLINE void AddValues(const std::byte* const* blocks, const ValuePlace&
   }
 }
 
-// The scores of the tile's blocks [b, end).
+// The scores of the tile's blocks [b, end). `run_scales` are those of K that is kept by runs.
 template <class S, KvType kType, int N, int kDim>
 __attribute__((noinline)) void TileScores(const std::byte* const* blocks, int b, int end, int dim,
-                                          int64_t scales, AttentionRows<N, kDim>* rows) {
+                                          int64_t offset, const std::byte* run_scales,
+                                          AttentionRows<N, kDim>* rows) {
   constexpr int V = S::AttentionVectors(N);
+  alignas(64) float by_element[HasRuns(kType) ? 2 * kMaxHeadDim : 1];
+  if constexpr (HasRuns(kType)) {
+    for (int d = 0; d < 2 * dim; d += 16) S::Store(by_element + d, S::LoadBf16(run_scales + d * 2));
+  }
+  const KeyScales scales{offset, by_element};
   for (; b + V <= end; b += V) {
-    BlockScores<S, kType, N, V>(blocks + b, dim, scales, rows, b * kKvBlockTokens);
+    BlockScores<S, kType, N, V>(blocks + b, dim, scales, rows, b * kKvRecordTokens);
   }
   for (; b < end; ++b) {
-    BlockScores<S, kType, N, 1>(blocks + b, dim, scales, rows, b * kKvBlockTokens);
+    BlockScores<S, kType, N, 1>(blocks + b, dim, scales, rows, b * kKvRecordTokens);
   }
 }
 
@@ -387,33 +401,56 @@ FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
     rows->tile_keys[r] = in_tile(rows->keys[r]);
   }
   const int longest = rows->tile_keys[N - 1];
-  const int block_count = (longest + kKvBlockTokens - 1) / kKvBlockTokens;
-  const std::byte* blocks[kTileBlocks];
-  const int first_block = rows->tile_first[0] / kKvBlockTokens;
-  for (int i = first_block; i < block_count; ++i) {
-    blocks[i] = KvRecord(cache, args.kv_head, begin + i * kKvBlockTokens);
+  const int block_count = (longest + kKvRecordTokens - 1) / kKvRecordTokens;
+  const int first_block = rows->tile_first[0] / kKvRecordTokens;
+  // The rows are in one run, that of the last tile.
+  const bool is_open = args.open.base != nullptr && begin + kTileKeys >= rows->keys[N - 1];
+  const KvView& keys = is_open && HasRuns(cache.format.key) ? args.open : cache;
+  const KvView& values = is_open && HasRuns(cache.format.value) ? args.open : cache;
+  const std::byte* key_blocks[kTileBlocks];
+  const std::byte* value_blocks[kTileBlocks];
+  const auto find_blocks = [&](const KvView& view,
+                               const std::byte** blocks) FLOTILLA_INLINE_LAMBDA {
+    const int64_t bytes = KvRecordBytes(view.format, view.dims);
+    for (int i = first_block; i < block_count; ++i) {
+      blocks[i] = KvRecord(view, bytes, args.kv_head, begin + i * kKvRecordTokens);
+    }
+  };
+  find_blocks(keys, key_blocks);
+  const int64_t key_scales = KvKeyScaleOffset(keys.format, keys.dims);
+  constexpr bool kPrefix = AttentionRows<N, kDim>::kPrefix;
+  const auto score = [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+    const std::byte* run_scales = nullptr;
+    if constexpr (HasRuns(kType)) {
+      run_scales =
+          KvHead(keys, args.kv_head, begin) + kKvRunRecords * KvRecordBytes(keys.format, keys.dims);
+    }
+    TileScores<S, kType>(key_blocks, first_block, block_count, keys.dims.key, key_scales,
+                         run_scales, rows);
+  };
+  if constexpr (kPrefix) {
+    VisitTokenType(keys.format.key, score);
+  } else {
+    VisitType(keys.format.key, score);
   }
-  const KvFormat& format = cache.format;
-  const int64_t key_scales = KvKeyScaleOffset(format, cache.dims);
-  VisitKeyType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
-    TileScores<S, kType>(blocks, first_block, block_count, cache.dims.key, key_scales, rows);
-  });
   const bool adjusts = args.softcap != 0 || args.slopes != nullptr;
   for (int r = 0; r < N; ++r) {
     if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
     if (adjusts) AdjustScores<S>(args, begin, rows, r);
     SoftmaxTile<S>(rows, r, cache.dims.value);
   }
-  constexpr bool kPrefix = AttentionRows<N, kDim>::kPrefix;
-  const ValuePlace place{KvValueOffset(format, cache.dims),
-                         kPrefix ? key_scales : KvValueScaleOffset(format, cache.dims),
-                         cache.dims.value};
-  const auto add = [&]<KvType kType>()
-                       FLOTILLA_INLINE_LAMBDA { TileValues<S, kType>(blocks, place, rows); };
+  const ValuePlace place{KvValueOffset(values.format, values.dims),
+                         kPrefix ? key_scales : KvValueScaleOffset(values.format, values.dims),
+                         values.dims.value};
   if constexpr (kPrefix) {
-    VisitKeyType(format.key, add);
+    VisitTokenType(keys.format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      TileValues<S, kType>(key_blocks, place, rows);
+    });
   } else {
-    VisitValueType(format.value, add);
+    find_blocks(values, value_blocks);
+    VisitType(values.format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      TileValues<S, kType>(value_blocks, place, rows);
+    });
   }
 }
 
@@ -517,12 +554,18 @@ void AttendRange(const AttentionArgs& args, int begin, int end) {
 
 template <class S>
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end) {
-  const int begin = token_begin * args.heads;
-  const int end = token_end * args.heads;
-  if (args.cache.dims.prefix) {
-    AttendRange<S, kMaxLatentDim, S::kAttentionRows>(args, begin, end);
-  } else {
-    AttendRange<S, kMaxHeadDim, S::kAttentionRows>(args, begin, end);
+  for (int token = token_begin; token < token_end;) {
+    // Rows that walk the keys together are in one run, if there are runs.
+    const int room = kKvRunTokens - (args.first_position + token) % kKvRunTokens;
+    const bool cuts = args.open.base != nullptr && room < token_end - token;
+    const int last = cuts ? token + room : token_end;
+    const int begin = token * args.heads, end = last * args.heads;
+    if (args.cache.dims.prefix) {
+      AttendRange<S, kMaxLatentDim, S::kAttentionRows>(args, begin, end);
+    } else {
+      AttendRange<S, kMaxHeadDim, S::kAttentionRows>(args, begin, end);
+    }
+    token = last;
   }
 }
 

@@ -12,10 +12,29 @@
 
 namespace flotilla::kernels {
 
-// Start of the record of (head, position).
-FLOTILLA_INLINE std::byte* KvRecord(const KvView& cache, int head, int position) {
-  return cache.base + cache.block_table[position / kKvBlockTokens] * cache.block_stride +
-         head * cache.head_stride;
+// What the block of a position has of a KV head.
+FLOTILLA_INLINE std::byte* KvHead(const KvView& view, int head, int position) {
+  const bool runs = view.block_tokens == kKvRunTokens;
+  const int block = runs ? position / kKvRunTokens : position / kKvRecordTokens;
+  return view.base + view.block_table[block - view.first_block] * view.block_stride +
+         head * view.head_stride;
+}
+
+// The record of the position, of `bytes` bytes.
+FLOTILLA_INLINE std::byte* KvRecord(const KvView& view, int64_t bytes, int head, int position) {
+  const bool runs = view.block_tokens == kKvRunTokens;
+  const int record = runs ? position % kKvRunTokens / kKvRecordTokens : 0;
+  return KvHead(view, head, position) + record * bytes;
+}
+
+// Even and odd bf16 of 16 words as fp32.
+template <class S>
+FLOTILLA_INLINE typename S::F EvenHalf(typename S::I words) {
+  return S::FromBits(S::template Shl<16>(words));
+}
+template <class S>
+FLOTILLA_INLINE typename S::F OddHalf(typename S::I words) {
+  return S::FromBits(S::IAnd(words, S::ISet1(static_cast<int32_t>(0xFFFF0000u))));
 }
 
 // bf16 bits (round to nearest even, NaN kept and quiet) in the low half of each lane.
@@ -34,9 +53,9 @@ FLOTILLA_INLINE void WriteBf16Key(const float* k, int dim, int slot, std::byte* 
     // Dimensions (2i, 2i + 1) of this token are one 32-bit word of row i.
     alignas(64) uint32_t words[16];
     S::IStore(words, ToBf16<S>(S::Load(k + d)));
-    uint32_t* at = reinterpret_cast<uint32_t*>(keys) + d / 2 * kKvBlockTokens + slot;
+    uint32_t* at = reinterpret_cast<uint32_t*>(keys) + d / 2 * kKvRecordTokens + slot;
     FLOTILLA_UNROLL
-    for (int i = 0; i < 8; ++i) at[i * kKvBlockTokens] = words[2 * i] | words[2 * i + 1] << 16;
+    for (int i = 0; i < 8; ++i) at[i * kKvRecordTokens] = words[2 * i] | words[2 * i + 1] << 16;
   }
 }
 
@@ -69,25 +88,25 @@ inline void WriteF32Keys(const float* k, int64_t stride, int count, int dim, int
       __m128 c = _mm_loadu_ps(source + 2 * stride + d);
       __m128 e = _mm_loadu_ps(source + 3 * stride + d);
       _MM_TRANSPOSE4_PS(a, b, c, e);
-      float* line = keys + d * kKvBlockTokens + token;
+      float* line = keys + d * kKvRecordTokens + token;
       _mm_storeu_ps(line, a);
-      _mm_storeu_ps(line + kKvBlockTokens, b);
-      _mm_storeu_ps(line + 2 * kKvBlockTokens, c);
-      _mm_storeu_ps(line + 3 * kKvBlockTokens, e);
+      _mm_storeu_ps(line + kKvRecordTokens, b);
+      _mm_storeu_ps(line + 2 * kKvRecordTokens, c);
+      _mm_storeu_ps(line + 3 * kKvRecordTokens, e);
     }
   }
   for (; token < count; ++token) {
-    for (int d = 0; d < dim; ++d) keys[d * kKvBlockTokens + token] = k[token * stride + d];
+    for (int d = 0; d < dim; ++d) keys[d * kKvRecordTokens + token] = k[token * stride + d];
   }
 }
 
-// KvScaleOf, by vectors. `dim` is a multiple of 16.
+// KvScaleOf, by vectors. `n` is a multiple of 16.
 template <class S, KvType kType>
-FLOTILLA_INLINE KvScale ScaleOfToken(const float* x, int dim) {
+FLOTILLA_INLINE KvScale ScaleOf(const float* x, int n) {
   auto largest = S::IZero();
   auto low = S::Load(x), high = low;
-  for (int d = 0; d < dim; d += 16) {
-    const auto element = S::Load(x + d);
+  for (int i = 0; i < n; i += 16) {
+    const auto element = S::Load(x + i);
     largest = S::IMax(largest, S::IAnd(S::Bits(element), S::ISet1(0x7FFFFFFF)));
     low = S::Min(element, low);
     high = S::Max(element, high);
@@ -161,7 +180,7 @@ template <KvType kType>
 FLOTILLA_INLINE void StoreScale(const KvScale& scale, int slot, std::byte* scales) {
   auto* at = reinterpret_cast<uint16_t*>(scales) + slot;
   if constexpr (HasScales(kType)) at[0] = scale.d;
-  if constexpr (HasCodes(kType)) at[kKvBlockTokens] = scale.m;
+  if constexpr (HasCodes(kType)) at[kKvRecordTokens] = scale.m;
 }
 
 // K of consecutive tokens of one block, from `slot` on.
@@ -178,14 +197,14 @@ void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, std
     } else {
       using Element = std::conditional_t<KvElementBits(kType) == 8, uint8_t, uint16_t>;
       KvScale scale;
-      if constexpr (HasScales(kType)) scale = ScaleOfToken<S, kType>(k, dim);
+      if constexpr (HasScales(kType)) scale = ScaleOf<S, kType>(k, dim);
       StoreScale<kType>(scale, token, scales);
       for (int d = 0; d < dim; d += 16) {
         alignas(64) Element elements[16];
         StoreElements<S, kType>(S::Load(k + d), scale, reinterpret_cast<std::byte*>(elements));
-        Element* at = reinterpret_cast<Element*>(keys) + d * kKvBlockTokens + token;
+        Element* at = reinterpret_cast<Element*>(keys) + d * kKvRecordTokens + token;
         FLOTILLA_UNROLL
-        for (int i = 0; i < 16; ++i) at[i * kKvBlockTokens] = elements[i];
+        for (int i = 0; i < 16; ++i) at[i * kKvRecordTokens] = elements[i];
       }
     }
   }
@@ -202,7 +221,7 @@ void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, s
       for (int begin = 0; begin < dim; begin += span) {
         const int end = begin + span < dim ? begin + span : dim;
         KvScale scale;
-        if constexpr (HasScales(kType)) scale = ScaleOfToken<S, kType>(v + begin, end - begin);
+        if constexpr (HasScales(kType)) scale = ScaleOf<S, kType>(v + begin, end - begin);
         StoreScale<kType>(scale, token, scales + begin / span * KvGroupScaleBytes(kType));
         for (int d = begin; d < end; d += 16) {
           StoreElements<S, kType>(S::Load(v + d), scale,
@@ -213,9 +232,9 @@ void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, s
   }
 }
 
-// Calls visitor.operator()<kType>() for the type of V.
+// Calls visitor.operator()<kType>().
 template <class Visitor>
-FLOTILLA_INLINE void VisitValueType(KvType type, const Visitor& visitor) {
+FLOTILLA_INLINE void VisitType(KvType type, const Visitor& visitor) {
   switch (type) {
     case KvType::kBf16:
       return visitor.template operator()<KvType::kBf16>();
@@ -235,40 +254,107 @@ FLOTILLA_INLINE void VisitValueType(KvType type, const Visitor& visitor) {
       return visitor.template operator()<KvType::kInt2>();
   }
 }
-// The same for the type of K (IsKeyType).
+// The same for types that encode tokens one by one, and for those that do so by runs. Other types
+// have no effect.
 template <class Visitor>
-FLOTILLA_INLINE void VisitKeyType(KvType type, const Visitor& visitor) {
-  VisitValueType(type, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
-    if constexpr (IsKeyType(kType)) visitor.template operator()<kType>();
+FLOTILLA_INLINE void VisitTokenType(KvType type, const Visitor& visitor) {
+  VisitType(type, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+    if constexpr (!HasRuns(kType)) visitor.template operator()<kType>();
+  });
+}
+template <class Visitor>
+FLOTILLA_INLINE void VisitRunType(KvType type, const Visitor& visitor) {
+  VisitType(type, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+    if constexpr (HasRuns(kType)) visitor.template operator()<kType>();
   });
 }
 
 template <class S>
 void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
   const KvDims& dims = args.cache.dims;
-  const KvFormat& format = args.cache.format;
-  // Runs of tokens that share a block.
+  const KvView& keys = HasRuns(args.cache.format.key) ? args.open : args.cache;
+  const KvView& values = HasRuns(args.cache.format.value) ? args.open : args.cache;
+  const int64_t key_bytes = KvRecordBytes(keys.format, keys.dims);
+  const int64_t value_bytes = KvRecordBytes(values.format, values.dims);
+  // Tokens that share a record.
   for (int token = token_begin; token < token_end;) {
     const int position = args.first_position + token;
-    const int slot = position % kKvBlockTokens;
-    const int room = kKvBlockTokens - slot;
+    const int slot = position % kKvRecordTokens;
+    const int room = kKvRecordTokens - slot;
     const int count = token_end - token < room ? token_end - token : room;
     for (int head = 0; head < args.heads; ++head) {
       const float* k = args.k + token * args.token_stride + head * dims.key;
-      std::byte* record = KvRecord(args.cache, head, position);
-      VisitKeyType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      std::byte* record = KvRecord(keys, key_bytes, head, position);
+      VisitTokenType(keys.format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
         WriteKeys<S, kType>(k, args.token_stride, count, dims.key, slot, record,
-                            record + KvKeyScaleOffset(format, dims));
+                            record + KvKeyScaleOffset(keys.format, keys.dims));
       });
       if (dims.prefix) continue;
       const float* v = args.v + token * args.token_stride + head * dims.value;
-      VisitValueType(format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      record = KvRecord(values, value_bytes, head, position);
+      VisitTokenType(values.format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
         WriteValues<S, kType>(v, args.token_stride, count, dims.value, slot,
-                              record + KvValueOffset(format, dims),
-                              record + KvValueScaleOffset(format, dims));
+                              record + KvValueOffset(values.format, values.dims),
+                              record + KvValueScaleOffset(values.format, values.dims));
       });
     }
     token += count;
+  }
+}
+
+// K of a run. Both have its four records, `from_bytes` and `to_bytes` long.
+template <class S, KvType kType>
+void SealKeys(const std::byte* from, int64_t from_bytes, int dim, std::byte* to, int64_t to_bytes) {
+  auto* scales = reinterpret_cast<uint16_t*>(to + kKvRunRecords * to_bytes);
+  for (int d = 0; d < dim; ++d) {
+    alignas(64) float tokens[kKvRunTokens];
+    for (int i = 0; i < kKvRunRecords; ++i) {
+      const auto words = S::ILoad(from + i * from_bytes + d / 2 * kKvRecordTokens * 4);
+      S::Store(tokens + i * kKvRecordTokens, d % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words));
+    }
+    const KvScale scale = ScaleOf<S, kType>(tokens, kKvRunTokens);
+    scales[d] = scale.d;
+    scales[dim + d] = scale.m;
+    for (int i = 0; i < kKvRunRecords; ++i) {
+      StoreElements<S, kType>(S::Load(tokens + i * kKvRecordTokens), scale,
+                              to + i * to_bytes + KvBytes(kType, d * kKvRecordTokens));
+    }
+  }
+}
+
+// V of the 16 tokens of a record.
+template <class S, KvType kType>
+void SealValues(const std::byte* from, int dim, std::byte* values, std::byte* scales) {
+  for (int slot = 0; slot < kKvRecordTokens; ++slot) {
+    alignas(64) float token[kMaxHeadDim];
+    for (int d = 0; d < dim; d += 16) {
+      const auto words = S::ILoad(from + (slot / 2 * dim + d) * 4);
+      S::Store(token + d, slot % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words));
+    }
+    WriteValues<S, kType>(token, 0, 1, dim, slot, values, scales);
+  }
+}
+
+template <class S>
+void KvSeal(const KvSealArgs& args, int head_begin, int head_end) {
+  const KvFormat& format = args.cache.format;
+  const KvDims& dims = args.cache.dims;
+  const int64_t from_bytes = KvRecordBytes(args.open.format, args.open.dims);
+  const int64_t to_bytes = KvRecordBytes(format, dims);
+  for (int head = head_begin; head < head_end; ++head) {
+    const std::byte* from = KvHead(args.open, head, args.run * kKvRunTokens);
+    std::byte* to = KvHead(args.cache, head, args.run * kKvRunTokens);
+    VisitRunType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      SealKeys<S, kType>(from, from_bytes, dims.key, to, to_bytes);
+    });
+    VisitRunType(format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
+      for (int i = 0; i < kKvRunRecords; ++i) {
+        SealValues<S, kType>(
+            from + i * from_bytes + KvValueOffset(args.open.format, args.open.dims), dims.value,
+            to + i * to_bytes + KvValueOffset(format, dims),
+            to + i * to_bytes + KvValueScaleOffset(format, dims));
+      }
+    });
   }
 }
 

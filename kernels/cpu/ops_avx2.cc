@@ -32,6 +32,7 @@ extern const Ops kAvx2Ops = {
     .scale = Scale<Avx2>,
     .softcap = Softcap<Avx2>,
     .kv_write = KvWrite<Avx2>,
+    .kv_seal = KvSeal<Avx2>,
     .paged_attention = PagedAttention<Avx2>,
     .argmax = ArgMax<Avx2>,
     .top_n = TopN<Avx2>,

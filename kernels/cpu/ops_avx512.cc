@@ -32,6 +32,7 @@ extern const Ops kAvx512Ops = {
     .scale = Scale<Avx512>,
     .softcap = Softcap<Avx512>,
     .kv_write = KvWrite<Avx512>,
+    .kv_seal = KvSeal<Avx512>,
     .paged_attention = PagedAttention<Avx512>,
     .argmax = ArgMax<Avx512>,
     .top_n = TopN<Avx512>,

@@ -15,9 +15,15 @@ constexpr int kTileKeys = 64;
 constexpr int kSegmentKeys = 256;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-std::byte* Record(const KvView& cache, int head, int position) {
-  return cache.base + cache.block_table[position / kKvBlockTokens] * cache.block_stride +
-         head * cache.head_stride;
+// What a block has of a KV head, and the record of a position in it.
+std::byte* Head(const KvView& view, int head, int position) {
+  return view.base +
+         view.block_table[position / view.block_tokens - view.first_block] * view.block_stride +
+         head * view.head_stride;
+}
+std::byte* Record(const KvView& view, int head, int position) {
+  return Head(view, head, position) +
+         position % view.block_tokens / kKvRecordTokens * KvRecordBytes(view.format, view.dims);
 }
 
 // K or V of a record: where its elements and its scales lie.
@@ -26,44 +32,56 @@ struct Part {
   int dim;
   std::byte* elements;
   std::byte* scales;
+  bool is_value;
 
   int64_t index(int slot, int d) const {
     return is_value ? KvValueIndex(type, dim, slot, d) : KvKeyIndex(type, slot, d);
   }
   // Element d of the token.
   float At(int slot, int d) const {
-    const std::byte* const at = scales_of(slot, d);
+    const std::byte* const at = scale_of(slot, d);
     KvScale scale;
     if (HasScales(type)) std::memcpy(&scale.d, at, sizeof scale.d);
-    if (HasCodes(type)) std::memcpy(&scale.m, at + kKvBlockTokens * 2, sizeof scale.m);
+    if (HasCodes(type)) std::memcpy(&scale.m, at + to_minimum(), sizeof scale.m);
     return KvDecode(type, elements, index(slot, d), scale);
   }
-  // All elements of the token.
+  // All elements of the token, where it has scales of its own.
   void Set(int slot, const float* x) const {
     const int span = KvScaleSpan(type, dim);
     for (int begin = 0; begin < dim; begin += span) {
       const int end = begin + span < dim ? begin + span : dim;
       const KvScale scale = KvScaleOf(type, x + begin, end - begin);
-      std::byte* const at = scales_of(slot, begin);
-      if (HasScales(type)) std::memcpy(at, &scale.d, sizeof scale.d);
-      if (HasCodes(type)) std::memcpy(at + kKvBlockTokens * 2, &scale.m, sizeof scale.m);
+      SetScale(slot, begin, scale);
       for (int d = begin; d < end; ++d) KvEncode(type, x[d], scale, index(slot, d), elements);
     }
   }
-  std::byte* scales_of(int slot, int d) const {
-    return scales + d / KvScaleSpan(type, dim) * KvGroupScaleBytes(type) + slot * 2;
+  void SetScale(int slot, int d, const KvScale& scale) const {
+    std::byte* const at = scale_of(slot, d);
+    if (HasScales(type)) std::memcpy(at, &scale.d, sizeof scale.d);
+    if (HasCodes(type)) std::memcpy(at + to_minimum(), &scale.m, sizeof scale.m);
   }
 
-  bool is_value = false;
+ private:
+  bool is_by_element() const { return !is_value && HasRuns(type); }
+  std::byte* scale_of(int slot, int d) const {
+    if (is_by_element()) return scales + d * 2;
+    return scales + d / KvScaleSpan(type, dim) * KvGroupScaleBytes(type) + slot * 2;
+  }
+  int to_minimum() const { return (is_by_element() ? dim : kKvRecordTokens) * 2; }
 };
 
-Part KeysOf(const KvView& cache, std::byte* record) {
-  return {cache.format.key, cache.dims.key, record,
-          record + KvKeyScaleOffset(cache.format, cache.dims)};
+Part KeysOf(const KvView& view, int head, int position) {
+  std::byte* const record = Record(view, head, position);
+  std::byte* const scales =
+      HasRuns(view.format.key)
+          ? Head(view, head, position) + kKvRunRecords * KvRecordBytes(view.format, view.dims)
+          : record + KvKeyScaleOffset(view.format, view.dims);
+  return {view.format.key, view.dims.key, record, scales, /*is_value=*/false};
 }
-Part ValuesOf(const KvView& cache, std::byte* record) {
-  return {cache.format.value, cache.dims.value, record + KvValueOffset(cache.format, cache.dims),
-          record + KvValueScaleOffset(cache.format, cache.dims), /*is_value=*/true};
+Part ValuesOf(const KvView& view, int head, int position) {
+  std::byte* const record = Record(view, head, position);
+  return {view.format.value, view.dims.value, record + KvValueOffset(view.format, view.dims),
+          record + KvValueScaleOffset(view.format, view.dims), /*is_value=*/true};
 }
 
 // Softmax state: running max, sum of exponentials, output not yet divided.
@@ -82,12 +100,18 @@ struct Query {
   int keys;
 };
 
+// Where the query finds elements of this type of the key at `position`.
+const KvView& ViewOf(const Query& query, KvType type, int position) {
+  const bool is_open = HasRuns(type) && position / kKvRunTokens == (query.keys - 1) / kKvRunTokens;
+  return is_open ? query.args.open : query.args.cache;
+}
+
 // The score of the key at `position`.
 float Score(const Query& query, int position) {
   const AttentionArgs& args = query.args;
   const KvView& cache = args.cache;
-  const Part keys = KeysOf(cache, Record(cache, args.kv_head, position));
-  const int slot = position % kKvBlockTokens;
+  const Part keys = KeysOf(ViewOf(query, cache.format.key, position), args.kv_head, position);
+  const int slot = position % kKvRecordTokens;
   float score = 0;
   for (int d = 0; d < cache.dims.key; ++d) {
     score = std::fma(query.scaled[d], keys.At(slot, d), score);
@@ -98,9 +122,11 @@ float Score(const Query& query, int position) {
   return std::fma(args.slopes[query.head], static_cast<float>(distance), score);
 }
 
-// Element d of V of the token in `slot` of the record.
-float Value(const KvView& cache, std::byte* record, int slot, int d) {
-  return (cache.dims.prefix ? KeysOf(cache, record) : ValuesOf(cache, record)).At(slot, d);
+// V of the key at `position`.
+Part Values(const Query& query, int position) {
+  const AttentionArgs& args = query.args;
+  if (args.cache.dims.prefix) return KeysOf(args.cache, args.kv_head, position);
+  return ValuesOf(ViewOf(query, args.cache.format.value, position), args.kv_head, position);
 }
 
 // Adds the tile of keys that begins at `begin`, of which the query sees at least one.
@@ -125,10 +151,10 @@ void AddTile(const Query& query, int begin, State* state) {
   for (int i = 0; i < 16; ++i) lanes[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
   state->sum += LaneTree(lanes);
   for (int j = first; j < count; ++j) {
-    std::byte* const record = Record(cache, args.kv_head, begin + j);
-    const int slot = (begin + j) % kKvBlockTokens;
+    const Part values = Values(query, begin + j);
+    const int slot = (begin + j) % kKvRecordTokens;
     for (int d = 0; d < cache.dims.value; ++d) {
-      state->out[d] = std::fma(p[j], Value(cache, record, slot, d), state->out[d]);
+      state->out[d] = std::fma(p[j], values.At(slot, d), state->out[d]);
     }
   }
 }
@@ -179,20 +205,47 @@ void AttendHead(const AttentionArgs& args, int head, const float* q, int keys, f
 }  // namespace
 
 void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
-  const KvView& cache = args.cache;
+  const KvFormat& format = args.cache.format;
+  const KvDims& dims = args.cache.dims;
   for (int token = token_begin; token < token_end; ++token) {
     const int position = args.first_position + token;
-    const int slot = position % kKvBlockTokens;
+    const int slot = position % kKvRecordTokens;
     for (int head = 0; head < args.heads; ++head) {
-      std::byte* const record = Record(cache, head, position);
-      KeysOf(cache, record).Set(slot, args.k + token * args.token_stride + head * cache.dims.key);
-      if (cache.dims.prefix) continue;
-      const Part values = ValuesOf(cache, record);
-      values.Set(slot, args.v + token * args.token_stride + head * cache.dims.value);
+      KeysOf(HasRuns(format.key) ? args.open : args.cache, head, position)
+          .Set(slot, args.k + token * args.token_stride + head * dims.key);
+      if (dims.prefix) continue;
+      const Part values = ValuesOf(HasRuns(format.value) ? args.open : args.cache, head, position);
+      values.Set(slot, args.v + token * args.token_stride + head * dims.value);
       if (values.type == KvType::kBf16 && slot % 2 == 0) {
         constexpr float kZeros[kMaxHeadDim] = {};
         values.Set(slot + 1, kZeros);
       }
+    }
+  }
+}
+
+void KvSeal(const KvSealArgs& args, int head_begin, int head_end) {
+  const KvDims& dims = args.cache.dims;
+  const int begin = args.run * kKvRunTokens;
+  for (int head = head_begin; head < head_end; ++head) {
+    // K of an element has one scale for all tokens.
+    for (int d = 0; HasRuns(args.cache.format.key) && d < dims.key; ++d) {
+      float tokens[kKvRunTokens];
+      for (int i = 0; i < kKvRunTokens; ++i) {
+        tokens[i] = KeysOf(args.open, head, begin + i).At(i % kKvRecordTokens, d);
+      }
+      const KvScale scale = KvScaleOf(args.cache.format.key, tokens, kKvRunTokens);
+      KeysOf(args.cache, head, begin).SetScale(0, d, scale);
+      for (int i = 0; i < kKvRunTokens; ++i) {
+        const Part keys = KeysOf(args.cache, head, begin + i);
+        KvEncode(keys.type, tokens[i], scale, keys.index(i % kKvRecordTokens, d), keys.elements);
+      }
+    }
+    for (int i = 0; HasRuns(args.cache.format.value) && i < kKvRunTokens; ++i) {
+      const Part open = ValuesOf(args.open, head, begin + i);
+      float token[kMaxHeadDim];
+      for (int d = 0; d < dims.value; ++d) token[d] = open.At(i % kKvRecordTokens, d);
+      ValuesOf(args.cache, head, begin + i).Set(i % kKvRecordTokens, token);
     }
   }
 }

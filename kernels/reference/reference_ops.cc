@@ -21,6 +21,7 @@ extern const Ops kReferenceOps = {
     .scale = reference::Scale,
     .softcap = reference::Softcap,
     .kv_write = reference::KvWrite,
+    .kv_seal = reference::KvSeal,
     .paged_attention = reference::PagedAttention,
     .argmax = reference::ArgMax,
     .top_n = reference::TopN,

@@ -20,6 +20,7 @@ void AddScaled(const float* x, float factor, float* y, int64_t n);
 void Scale(float* x, float factor, int64_t n);
 void Softcap(float* x, float cap, int64_t n);
 void KvWrite(const KvWriteArgs& args, int token_begin, int token_end);
+void KvSeal(const KvSealArgs& args, int head_begin, int head_end);
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end);
 TokenScore ArgMax(const float* logits, int n);
 void TopN(const float* logits, int n, int count, TokenScore* out);

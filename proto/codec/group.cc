@@ -51,6 +51,7 @@ void ToProto(const ExecutorDescription& description, v1::ExecutorDescription* pr
     entry.set_bytes_per_block(group.bytes_per_block);
   }
   proto->set_block_count(description.block_count);
+  proto->set_run_tokens(description.run_tokens);
   for (const KvTier& tier : description.tiers) {
     v1::KvTier& entry = *proto->add_tiers();
     entry.set_kind(FindWire(kTierKinds, tier.kind));
@@ -74,6 +75,7 @@ absl::StatusOr<ExecutorDescription> FromProto(const v1::ExecutorDescription& pro
                                   .exactness = {},
                                   .groups = {},
                                   .block_count = proto.block_count(),
+                                  .run_tokens = proto.run_tokens(),
                                   .tiers = {},
                                   .max_sequences = proto.max_sequences(),
                                   .max_step_tokens = proto.max_step_tokens(),

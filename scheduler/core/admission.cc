@@ -195,6 +195,9 @@ absl::Status CheckDescription(const ExecutorDescription& description) {
     if (group.kind == KvGroup::Kind::kWindow && group.window == 0) {
       return bad("the executor describes a window of no tokens");
     }
+    if (description.run_tokens > 0 && group.tokens_per_block != description.run_tokens) {
+      return bad("the executor describes runs that are not blocks");
+    }
   }
   if (description.block_count < 2) return bad("the executor's KV pool is empty");
   if (description.max_sequences == 0) return bad("the executor takes no sequences");

@@ -98,9 +98,10 @@ void CoreState::PlanForks(Request& request) {
     if (sequence.open()) continue;
     sequence.fork = ForkPlan{};
     for (const TableIndex parent : parents) {
-      const std::uint32_t common =
+      std::uint32_t common =
           std::min(CommonTokens(sequence, sequences[parent], request.prompt_tokens),
                    static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
+      if (sequences[parent].open()) common = epoch->kv.ForkLength(sequences[parent], common);
       // An open parent may have given back blocks that it has seen the last of.
       const bool has_blocks = !sequences[parent].open() || !epoch->kv.has_windows() ||
                               epoch->kv.CanFork(sequences[parent], common);

@@ -45,6 +45,7 @@ std::unique_ptr<PrefixIndex> MakeIndex(const ExecutorDescription& description, b
 KvCacheManager::KvCacheManager(const ExecutorDescription& description, bool prefix_cache)
     : groups_(description.groups),
       slack_(RowsOfPlans(description)),
+      run_tokens_(description.run_tokens),
       has_windows_(Any(description.groups, KvGroup::Kind::kWindow)),
       full_groups_(FullGroups(description.groups)),
       pool_(description.block_count),
@@ -153,6 +154,11 @@ std::uint64_t KvCacheManager::BlocksToOpen(const Match& match, std::uint64_t pos
     if (IsWindow(g)) most += MostNamed(groups_[g], positions, slack_);
   }
   return blocks + std::min(in_windows, most);
+}
+
+std::uint32_t KvCacheManager::ForkLength(const Sequence& parent, std::uint32_t length) const {
+  const std::uint32_t begin = RunBegin(length);
+  return parent.length.scheduled_max <= begin + run_tokens_ ? length : begin;
 }
 
 bool KvCacheManager::CanFork(const Sequence& parent, std::uint32_t length) const {

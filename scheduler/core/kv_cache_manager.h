@@ -113,6 +113,14 @@ class KvCacheManager {
   std::uint64_t BlocksFrom(std::uint32_t length, std::uint64_t positions) const;
   // The same for a sequence that begins with `match`, and makes its blocks unavailable.
   std::uint64_t BlocksToOpen(const Match& match, std::uint64_t positions) const;
+  // `length`, or the begin of the run that it lies in (ExecutorDescription::run_tokens).
+  std::uint32_t RunBegin(std::uint32_t length) const {
+    return run_tokens_ == 0 ? length : length / run_tokens_ * run_tokens_;
+  }
+  // The positions, of `length`, that a fork of `parent`, which is open, can begin with: all of
+  // them, or those before a run that it has left or may leave by the plans sent.
+  std::uint32_t ForkLength(const Sequence& parent, std::uint32_t length) const;
+  bool has_runs() const { return run_tokens_ > 0; }
   // Whether `parent`, which is open, has the blocks that a fork at `length` needs.
   bool CanFork(const Sequence& parent, std::uint32_t length) const;
 
@@ -276,6 +284,7 @@ class KvCacheManager {
 
   const std::vector<KvGroup> groups_;
   const std::uint32_t slack_;  // RowsOfPlans
+  const std::uint32_t run_tokens_;
   const bool has_windows_;
   const std::int64_t full_groups_;  // groups that keep every position, or all groups if none does
   BlockPool pool_;

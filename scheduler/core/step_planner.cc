@@ -27,6 +27,7 @@ PlanOutcome StepPlanner::Make() {
   plan_.epoch = epoch.epoch;
   plan_.step = Step(epoch.last_step.value() + 1);
 
+  if (epoch.kv.has_runs()) ShortenForks();
   if (!epoch.kv.can_fork()) ForgetForks();
   Choose();
   if (isolated_.has_value() && state_.description->lag > 1 && !epoch.in_flight.empty()) {
@@ -94,6 +95,24 @@ void StepPlanner::ForgetForks() {
     Sequence& sequence = state_.sequences[index];
     if (sequence.open() || !sequence.fork.parent.has_value()) continue;
     sequence.fork = ForkPlan{};
+    state_.UpdateOutstanding(sequence);
+  }
+}
+
+void StepPlanner::ShortenForks() {
+  const KvCacheManager& kv = state_.epoch->kv;
+  for (const TableIndex index : state_.running) {
+    Sequence& sequence = state_.sequences[index];
+    if (sequence.open() || !sequence.fork.parent.has_value()) continue;
+    const Sequence& parent = state_.sequences[*sequence.fork.parent];
+    if (!parent.open()) continue;
+    const std::uint32_t length = kv.ForkLength(parent, sequence.fork.length);
+    if (length == sequence.fork.length) continue;
+    if (length > 0 && kv.CanFork(parent, length)) {
+      sequence.fork.length = length;
+    } else {
+      sequence.fork = ForkPlan{};
+    }
     state_.UpdateOutstanding(sequence);
   }
 }

@@ -66,6 +66,8 @@ class StepPlanner {
 
   // Where the group cannot fork: sequences that are not open do not plan to.
   void ForgetForks();
+  // Where parents have left the runs within which sequences are to fork: these fork before.
+  void ShortenForks();
   bool IsolatedStepInPipeline() const;
   bool DueInThisStep(const Sequence& sequence) const;
   // Chooses whether the step is isolated or shared, and assesses what can run in it.

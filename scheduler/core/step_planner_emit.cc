@@ -91,7 +91,8 @@ void StepPlanner::EmitDecodes() {
   }
 }
 
-// Sequences that are not open yet fork behind the prompt at the earliest.
+// Sequences that are not open yet fork behind the prompt at the earliest, or where its last run
+// begins.
 void StepPlanner::ReleaseFronts() {
   KvCacheManager& kv = state_.epoch->kv;
   if (!kv.has_windows()) return;
@@ -102,7 +103,8 @@ void StepPlanner::ReleaseFronts() {
     const bool all_open =
         std::all_of(request.sequences.begin(), request.sequences.end(),
                     [this](TableIndex other) { return state_.sequences[other].open(); });
-    kv.ReleaseFronts(sequence, all_open ? ~std::uint32_t{0} : request.prompt_tokens - 1);
+    const std::uint32_t earliest = kv.RunBegin(request.prompt_tokens - 1);
+    kv.ReleaseFronts(sequence, all_open ? ~std::uint32_t{0} : earliest);
   }
 }
 

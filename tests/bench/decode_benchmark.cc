@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
                                                std::string_view(word.data(), word.size());
                                       });
       if (type == std::end(kAllKvTypes)) return Usage();
-      options.rank.kv_format = flotilla::kernels::KvFormat::With(*type);
+      options.rank.kv_format = flotilla::kernels::KvFormat::Both(*type);
       continue;
     }
     int value = 0;

@@ -105,8 +105,9 @@ TEST(ParseErrorTest, AFlagThatIsUsedWronglySaysHowItIsUsed) {
             "flotilla serve: --http-port must be a number from 0 to 65535, not '1 not in range 2 "
             "to 3'");
   EXPECT_EQ(
-      serve({"--model", "m", "--kv-type", "int4"}),
-      "flotilla serve: --kv-type must be bf16, fp16, fp32, fp8, fp8_e5m2 or int8, not 'int4'");
+      serve({"--model", "m", "--kv-type", "int3"}),
+      "flotilla serve: --kv-type must be bf16, fp16, fp32, fp8, fp8_e5m2, int8, int4 or int2, not "
+      "'int3'");
 }
 
 TEST(ParseErrorTest, TheRestIsTheLibrarys) {

@@ -199,8 +199,9 @@ TEST(GoldenTest, KvTypesAreClose) {
   const std::vector<Chat> chats = ReadChats();
   for (const Type& type : {Type{{kBf16, kBf16}, 0, 0.08}, Type{{kF16, kF16}, 0.0006, 0.003},
                            Type{{kInt8, kInt8}, 0.002, 0.05}, Type{{kFp8, kFp8}, 0.02, 0.15},
-                           Type{{kInt8, kFp8}, 0.02, 0.08}, Type{{kInt8, kInt4}, 0.01, 0.25},
-                           Type{{kInt8, kInt2}, 0.35, 1.2}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4}}) {
+                           Type{{kInt8, kFp8}, 0.02, 0.08}, Type{{kInt8, kInt4}, 0.007, 0.09},
+                           Type{{kInt4, kInt4}, 0.02, 0.13}, Type{{kInt4, kInt2}, 0.13, 0.35},
+                           Type{{kInt2, kInt2}, 1, 0.7}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4}}) {
     const std::string name = kernels::KvFormatName(type.format);
     SCOPED_TRACE(name);
     EngineRunner runner(file, MakeOptions(worker::Recipe::kAccurate, type.format));

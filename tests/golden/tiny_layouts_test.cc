@@ -33,8 +33,8 @@ constexpr std::size_t kRequests = 17;
 constexpr std::uint32_t kOutputTokens = 12;
 
 // Greedy ones, sampled ones from the whole vocabulary and from its top, each with the
-// log-probabilities of prompt and output.
-std::vector<TokenizedRequest> Requests(const std::vector<TokenId>& ids) {
+// log-probabilities of prompt and output. `runs`: blocks hold 64 tokens, and not 16.
+std::vector<TokenizedRequest> Requests(const std::vector<TokenId>& ids, bool runs = false) {
   std::vector<TokenizedRequest> requests;
   for (std::uint64_t i = 0; i < kRequests; ++i) {
     TokenizedRequest& request = requests.emplace_back();
@@ -42,7 +42,7 @@ std::vector<TokenizedRequest> Requests(const std::vector<TokenId>& ids) {
     // Short prompts, which all need a second block at about the same time, and long ones.
     const auto first = ids.begin() + static_cast<std::ptrdiff_t>(i);
     const bool is_short = i < 12 && i != 1 && i != 3;
-    request.prompt.assign(first, is_short ? first + 10 : ids.end());
+    request.prompt.assign(first, is_short ? first + (runs ? 60 : 10) : ids.end());
     request.stop.max_tokens = kOutputTokens;
     request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
     request.sampling.seed = i;
@@ -99,10 +99,11 @@ std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
 }
 
 // A small pool has room for the longest request, and not for all that run.
-std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way) {
+std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way, bool runs) {
   std::uint32_t blocks = 0;
   for (const model::KvGroupSpec& group : spec.kv_groups) {
-    blocks += !way.small_pool ? 256 : spec.kv_groups.size() == 1 && group.window == 0 ? 30 : 9;
+    const bool alone = spec.kv_groups.size() == 1 && group.window == 0;
+    blocks += !way.small_pool ? 256 : !alone ? 9 : runs ? 20 : 30;
   }
   return blocks;
 }
@@ -121,7 +122,7 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
                                                                        : kernels::KvFormat::kBf16);
   options.rank.isa = way.isa;
   options.rank.shape = way.shape;
-  options.rank.kv_blocks = PoolOf(spec, way);
+  options.rank.kv_blocks = PoolOf(spec, way, kv.has_value() && kv->has_runs());
   options.rank.poison_blocks = true;
   options.core.max_chunk_tokens = way.chunk;
   if (way.small_pool) {
@@ -151,6 +152,8 @@ void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
       }
     }
     for (const Way& way : Ways(*spec, recipe)) {
+      // The deferred backend keeps nothing by runs.
+      if (way.deferred && kv.has_value() && kv->has_runs()) continue;
       SCOPED_TRACE(absl::StrCat(std::string(worker::RecipeName(recipe)), ", ", way.name));
       EngineRunner runner(file, OptionsFor(*spec, way, recipe, kv));
       std::uint64_t cached = 0, preempted = 0;
@@ -279,13 +282,17 @@ TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
   mixed.some = {{{0, 1}, {kBf16, kBf16}}, {{2, 3}, {kFp8E5m2, kFp8E5m2}}};
   // The latent's V is its K.
   const bool latent = model::LoadSpec(*tiny.file)->attention().latent.has_value();
-  if (!latent) mixed.some.push_back({{3, 4}, {kInt8, kInt2}});
-  for (const worker::KvFormats& kv :
-       {worker::KvFormats(kernels::KvFormat{kF16, kF16}), worker::KvFormats({kInt8, kInt8}),
-        worker::KvFormats({kFp8, kFp8}), worker::KvFormats({kInt8, latent ? kInt8 : kInt4}),
-        mixed}) {
+  std::vector<worker::KvFormats> all = {kernels::KvFormat{kF16, kF16},
+                                        kernels::KvFormat{kInt8, kInt8},
+                                        kernels::KvFormat{kFp8, kFp8}, mixed};
+  if (!latent) {
+    mixed.some.push_back({{3, 4}, {kInt8, kInt2}});
+    all.insert(all.end(),
+               {kernels::KvFormat{kInt8, kInt4}, kernels::KvFormat{kInt4, kInt2}, mixed});
+  }
+  for (const worker::KvFormats& kv : all) {
     SCOPED_TRACE(kv.Name());
-    ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, kv);
+    ExpectTheSameBits(tiny.file, Requests(tiny.ids, kv.has_runs()), tiny.served, kv);
   }
 }
 

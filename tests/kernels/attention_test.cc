@@ -19,7 +19,10 @@ constexpr int kKvHeads = 2;
 // Each type for both, and some that differ.
 std::vector<KvFormat> AllKvFormats() {
   std::vector<KvFormat> formats;
-  for (const KvType type : kAllKvTypes) formats.push_back(KvFormat::With(type));
+  for (const KvType type : kAllKvTypes) formats.push_back(KvFormat::Both(type));
+  formats.push_back({.key = KvType::kInt8, .value = KvType::kInt4});
+  formats.push_back({.key = KvType::kInt4, .value = KvType::kInt2});
+  formats.push_back({.key = KvType::kInt2, .value = KvType::kBf16});
   formats.push_back({.key = KvType::kInt8, .value = KvType::kFp8});
   formats.push_back({.key = KvType::kF16, .value = KvType::kInt8});
   formats.push_back({.key = KvType::kFp8, .value = KvType::kBf16});
@@ -53,18 +56,35 @@ constexpr Variant kVariants[] = {
     {.window = 70, .softcap = 5.0f, .slopes = true, .sinks = true},
 };
 
-// One sequence in a cache whose every unused byte is NaN; its blocks are scattered.
+struct FreeMemory {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<std::byte, FreeMemory>;
+
+// All NaN, in bf16 and in fp32.
+Memory Poisoned(int64_t bytes) {
+  Memory memory(static_cast<std::byte*>(std::aligned_alloc(64, std::max<int64_t>(bytes, 64))));
+  std::memset(memory.get(), 0xFF, bytes);
+  return memory;
+}
+
+// One sequence in a cache whose every unused byte is NaN; its blocks are scattered. It keeps all of
+// its open runs.
 struct Cache {
   Cache(const Ops& ops, KvFormat format, int dim, int length, testing::Random& random, int heads)
       : Cache(ops, format, KvDims::Equal(dim), length, random, heads) {}
   Cache(const Ops& ops, KvFormat format, const KvDims& dims, int length, testing::Random& random,
         int heads)
       : format(format), dims(dims), length(length), heads(heads) {
-    const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+    block_tokens = format.has_runs() ? kKvRunTokens : kKvRecordTokens;
+    const int blocks = (length + block_tokens - 1) / block_tokens;
     record_bytes = KvRecordBytes(format, dims);
-    const int64_t bytes = (blocks + 3) * kKvHeads * record_bytes;
-    memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
-    std::memset(memory.get(), 0xFF, bytes);  // NaN in bf16 and in fp32
+    head_bytes = KvHeadBytes(format, dims, block_tokens);
+    bytes = (blocks + 3) * kKvHeads * head_bytes;
+    memory = Poisoned(bytes);
+    open_bytes = format.has_runs() ? blocks * kKvHeads * KvOpenBytes(format, dims) : 0;
+    open_memory = Poisoned(open_bytes);
+    for (int b = 0; b < blocks; ++b) open_table.push_back(b);
     for (int b = 0; b < blocks; ++b) table.push_back(b + 2);
     for (int b = blocks - 1; b > 0; --b) std::swap(table[b], table[random.Int(0, b)]);
     k = random.Floats(static_cast<size_t>(length) * kKvHeads * dims.key, 2.0f);
@@ -77,9 +97,20 @@ struct Cache {
     return {.format = format,
             .dims = dims,
             .base = memory.get(),
-            .block_stride = kKvHeads * record_bytes,
-            .head_stride = record_bytes,
+            .block_stride = kKvHeads * head_bytes,
+            .head_stride = head_bytes,
+            .block_tokens = block_tokens,
             .block_table = table.data()};
+  }
+  KvView open() const {
+    if (!format.has_runs()) return {};
+    return {.format = KvFormat::kBf16,
+            .dims = KvOpenDims(format, dims),
+            .base = open_memory.get(),
+            .block_stride = kKvHeads * KvOpenBytes(format, dims),
+            .head_stride = KvOpenBytes(format, dims),
+            .block_tokens = kKvRunTokens,
+            .block_table = open_table.data()};
   }
 
   void Write(const Ops& ops, int begin, int end) {
@@ -91,12 +122,17 @@ struct Cache {
       rows.insert(rows.end(), v.begin() + token * value, v.begin() + (token + 1) * value);
     }
     ops.kv_write({.cache = view(),
+                  .open = open(),
                   .first_position = begin,
                   .heads = kKvHeads,
                   .k = rows.data(),
                   .v = dims.prefix ? nullptr : rows.data() + key,
                   .token_stride = key + value},
                  0, end - begin);
+    for (int run = begin / kKvRunTokens; format.has_runs() && (run + 1) * kKvRunTokens <= end;
+         ++run) {
+      ops.kv_seal({.cache = view(), .open = open(), .run = run}, 0, kKvHeads);
+    }
   }
 
   // Attention of query tokens [begin, end) in one call, [tokens, heads, out_dim], or all of V if
@@ -107,6 +143,7 @@ struct Cache {
     const int64_t out_stride = int64_t{heads} * out_dim;
     std::vector<float> out(static_cast<size_t>((end - begin) * out_stride));
     ops.paged_attention({.cache = view(),
+                         .open = open(),
                          .kv_head = kv_head,
                          .first_position = begin,
                          .heads = heads,
@@ -124,22 +161,25 @@ struct Cache {
     return out;
   }
 
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
+  // Whether both have the same bytes in memory.
+  bool SameBytes(const Cache& other) const {
+    return std::memcmp(memory.get(), other.memory.get(), bytes) == 0 &&
+           std::memcmp(open_memory.get(), other.open_memory.get(), open_bytes) == 0;
+  }
 
   KvFormat format;
   KvDims dims;
-  int length, heads;
-  int64_t record_bytes;
-  std::unique_ptr<std::byte, Free> memory;
-  std::vector<int32_t> table;
+  int length, heads, block_tokens;
+  int64_t record_bytes, head_bytes;
+  int64_t bytes, open_bytes;
+  Memory memory, open_memory;
+  std::vector<int32_t> table, open_table;
   std::vector<float> k, v, q;  // [length, heads, dims]
 };
 
 // Of K alone.
 int64_t RecordBytes(KvType type, int dim) {
-  return (KvBytes(type, 16 * dim) + KvScaleBytes(type, dim) + 63) / 64 * 64;
+  return (KvBytes(type, 16 * dim) + KvKeyScaleBytes(type, dim) + 63) / 64 * 64;
 }
 
 constexpr int kLengths[] = {1,  2,   15,  16,  17,  31,  33,  63,  64,  65,
@@ -173,7 +213,7 @@ TEST_P(AttentionTest, APrefixOfKeysIsLikeValuesOfTheirOwn) {
     int dim, prefix;
   };
   for (const KvType type : kAllKvTypes) {
-    if (!IsKeyType(type)) continue;
+    if (HasRuns(type)) continue;
     const KvFormat format = KvFormat::Both(type);
     for (const Dims& dims : {Dims{576, 512}, Dims{48, 32}, Dims{80, 80}, Dims{240, 16}}) {
       for (const int length : {1, 15, 16, 18, 63, 65, 129, 257, 530}) {
@@ -227,7 +267,7 @@ TEST_P(AttentionTest, KeysAndValuesOfDifferentLengths) {
         const Cache cache(ops(), format, dims, length, random, heads);
         const int64_t both =
             KvBytes(format.key, 16 * dims.key) + KvBytes(format.value, 16 * dims.value) +
-            KvScaleBytes(format.key, dims.key) + KvScaleBytes(format.value, dims.value);
+            KvKeyScaleBytes(format.key, dims.key) + KvScaleBytes(format.value, dims.value);
         EXPECT_EQ(cache.record_bytes, (both + 63) / 64 * 64);
         // The same K and V, the shorter one filled up with zeros.
         const int most = std::max(dims.key, dims.value);
@@ -313,13 +353,14 @@ TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
   const Variant variant{.window = 100};
   const std::vector<float> before = cache.Attend(ops(), 0, 680, 700, variant);
   // Token 680 sees positions from 581 on.
-  for (int block = 0; block < 580 / kKvBlockTokens; ++block) cache.table[block] = INT32_MAX / 2;
+  for (int block = 0; block < 580 / kKvRecordTokens; ++block) cache.table[block] = INT32_MAX / 2;
   EXPECT_TRUE(SameBits(before, cache.Attend(ops(), 0, 680, 700, variant)));
 }
 
 TEST_P(AttentionTest, ChunkingChangesNothing) {
   for (const KvFormat& format :
-       {KvFormat::kBf16, KvFormat::kF32, KvFormat{KvType::kInt8, KvType::kFp8}}) {
+       {KvFormat::kBf16, KvFormat::kF32, KvFormat{KvType::kInt8, KvType::kFp8},
+        KvFormat{KvType::kInt4, KvType::kInt4}, KvFormat{KvType::kInt8, KvType::kInt2}}) {
     for (const int heads : {1, 3}) {
       testing::Random random(17 + heads);
       const int length = 530;
@@ -358,9 +399,94 @@ TEST_P(AttentionTest, LaterTokensChangeNothing) {
   }
 }
 
+// What a token sees of its own run is bf16 and not sealed, and what it sees of others is sealed.
+TEST_P(AttentionTest, ATokenSeesItsOwnRunOpenAndOthersSealed) {
+  using enum KvType;
+  for (const KvFormat& format : {KvFormat{kInt4, kInt4}, KvFormat{kInt8, kInt4},
+                                 KvFormat{kInt2, kBf16}, KvFormat{kInt2, kInt4}}) {
+    SCOPED_TRACE(KvFormatName(format));
+    for (const int run : {0, 1, 3}) {
+      testing::Random random(53);
+      constexpr int kLength = 4 * kKvRunTokens;
+      Cache cache(ops(), format, 64, kLength, random, 3);
+      const int begin = run * kKvRunTokens, end = begin + kKvRunTokens;
+      const std::vector<float> before = cache.Attend(ops(), 0, begin, end);
+      ASSERT_TRUE(SameBits(before, cache.Attend(reference(), 0, begin, end)));
+      const int64_t open = cache.open_bytes / 4;
+      for (int other = 0; other < 4; ++other) {
+        if (other != run) std::memset(cache.open_memory.get() + other * open, 0xFF, open);
+      }
+      // What is not kept by runs stays where it is.
+      if (HasRuns(format.key) && HasRuns(format.value)) {
+        const int64_t block = kKvHeads * cache.head_bytes;
+        std::memset(cache.memory.get() + cache.table[run] * block, 0xFF, block);
+      }
+      EXPECT_TRUE(SameBits(before, cache.Attend(ops(), 0, begin, end))) << run;
+    }
+  }
+}
+
+// K of int4 and int2 as the codec says, with the scale of an element in all tokens of the run.
+TEST_P(AttentionTest, SealsTheLayout) {
+  for (const KvType type : {KvType::kInt4, KvType::kInt2}) {
+    SCOPED_TRACE(std::string(KvTypeName(type)));
+    testing::Random random(37);
+    constexpr int dim = 48;
+    const Cache cache(ops(), KvFormat::Both(type), dim, kKvRunTokens + 3, random, 1);
+    const auto rounded = [](float x) { return Bf16ToFloat(FloatToBf16(x)); };
+    for (int head = 0; head < kKvHeads; ++head) {
+      const std::byte* keys =
+          cache.memory.get() + (cache.table[0] * kKvHeads + head) * cache.head_bytes;
+      const auto* scales =
+          reinterpret_cast<const uint16_t*>(keys + kKvRunRecords * cache.record_bytes);
+      for (int d = 0; d < dim; ++d) {
+        std::vector<float> tokens;
+        for (int i = 0; i < kKvRunTokens; ++i) {
+          tokens.push_back(rounded(cache.k[(i * kKvHeads + head) * dim + d]));
+        }
+        const KvScale scale = KvScaleOf(type, tokens.data(), kKvRunTokens);
+        ASSERT_EQ(scales[d], scale.d);
+        ASSERT_EQ(scales[dim + d], scale.m);
+        for (int i = 0; i < kKvRunTokens; ++i) {
+          std::byte word[8] = {};
+          KvEncode(type, tokens[i], scale, 0, word);
+          const std::byte* record = keys + i / kKvRecordTokens * cache.record_bytes;
+          ASSERT_EQ(KvDecode(type, record, KvKeyIndex(type, i % kKvRecordTokens, d), scale),
+                    KvDecode(type, word, 0, scale))
+              << d << " of token " << i;
+        }
+      }
+      // V of a token has scales of its own, as it has in other formats.
+      for (int i = 0; i < kKvRunTokens; ++i) {
+        std::vector<float> token;
+        for (int d = 0; d < dim; ++d) {
+          token.push_back(rounded(cache.v[(i * kKvHeads + head) * dim + d]));
+        }
+        const KvScale scale = KvScaleOf(type, token.data(), dim);
+        const std::byte* record = keys + i / kKvRecordTokens * cache.record_bytes;
+        const int slot = i % kKvRecordTokens;
+        for (int d = 0; d < dim; ++d) {
+          std::byte word[8] = {};
+          KvEncode(type, token[d], scale, 0, word);
+          ASSERT_EQ(KvDecode(type, record + KvValueOffset(cache.format, cache.dims),
+                             KvValueIndex(type, dim, slot, d), scale),
+                    KvDecode(type, word, 0, scale));
+        }
+        KvScale stored;
+        const std::byte* at = record + KvValueScaleOffset(cache.format, cache.dims) + slot * 2;
+        std::memcpy(&stored.d, at, 2);
+        std::memcpy(&stored.m, at + kKvRecordTokens * 2, 2);
+        ASSERT_EQ(stored.d, scale.d);
+        ASSERT_EQ(stored.m, scale.m);
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, WritesTheLayout) {
   testing::Random random(31);
   for (const KvFormat& format : AllKvFormats()) {
+    if (format.has_runs()) continue;
     constexpr int dim = 48;
     const int length = 21;
     SCOPED_TRACE(KvFormatName(format));
@@ -380,10 +506,10 @@ TEST_P(AttentionTest, WritesTheLayout) {
       return KvDecode(type, word, 0, scale);
     };
     for (int position = 0; position < 32; ++position) {
-      const int slot = position % kKvBlockTokens;
+      const int slot = position % kKvRecordTokens;
       for (int head = 0; head < kKvHeads; ++head) {
         const std::byte* keys = c.memory.get() +
-                                c.table[position / kKvBlockTokens] * kKvHeads * c.record_bytes +
+                                c.table[position / kKvRecordTokens] * kKvHeads * c.record_bytes +
                                 head * c.record_bytes;
         const std::byte* values = keys + KvValueOffset(format, cache.dims);
         for (int d = 0; d < dim; ++d) {
@@ -461,7 +587,9 @@ TEST_P(AttentionTest, WritesTheSameBytesOfAnySize) {
     for (uint64_t seed = 1; seed <= 40; ++seed) {
       SCOPED_TRACE(absl::StrCat(KvFormatName(format), " seed ", seed));
       testing::Random random(seed), a(seed), b(seed);
-      Cache expected(reference(), format, 48, 16, a, 1), actual(ops(), format, 48, 16, b, 1);
+      const int length = format.has_runs() ? kKvRunTokens : kKvRecordTokens;
+      Cache expected(reference(), format, 48, length, a, 1);
+      Cache actual(ops(), format, 48, length, b, 1);
       const int special = seed % 8;
       for (float& x : expected.k) {
         if (special < 4) {
@@ -473,11 +601,9 @@ TEST_P(AttentionTest, WritesTheSameBytesOfAnySize) {
         if (random.OneIn(400)) x = random.OneIn(2) ? HUGE_VALF : std::nanf("");
       }
       expected.v = actual.v = actual.k = expected.k;
-      expected.Write(reference(), 0, 16);
-      actual.Write(ops(), 0, 16);
-      EXPECT_EQ(0, std::memcmp(expected.memory.get() + 2 * kKvHeads * expected.record_bytes,
-                               actual.memory.get() + 2 * kKvHeads * expected.record_bytes,
-                               kKvHeads * expected.record_bytes));
+      expected.Write(reference(), 0, length);
+      actual.Write(ops(), 0, length);
+      EXPECT_TRUE(expected.SameBytes(actual));
     }
   }
 }
@@ -487,25 +613,24 @@ TEST_P(AttentionTest, WritesTheSameBytesAsReference) {
     testing::Random a(41), b(41);
     const Cache expected(reference(), format, 64, 75, a, 1);
     const Cache actual(ops(), format, 64, 75, b, 1);
-    EXPECT_EQ(0, std::memcmp(expected.memory.get(), actual.memory.get(),
-                             5 * kKvHeads * expected.record_bytes));
+    EXPECT_TRUE(expected.SameBytes(actual));
   }
 }
 
 TEST_P(AttentionTest, WritingInPiecesEqualsWritingAtOnce) {
   for (const KvFormat& format : AllKvFormats()) {
-    testing::Random random(43);
+    testing::Random random(43), same(43);
     const int length = 150;
+    const Cache whole(ops(), format, 64, length, same, 1);
     Cache cache(ops(), format, 64, length, random, 1);
-    const int64_t bytes = 10 * kKvHeads * cache.record_bytes;
-    const std::vector<std::byte> whole(cache.memory.get(), cache.memory.get() + bytes);
-    std::memset(cache.memory.get(), 0xFF, bytes);
+    std::memset(cache.memory.get(), 0xFF, cache.bytes);
+    std::memset(cache.open_memory.get(), 0xFF, cache.open_bytes);
     for (int begin = 0; begin < length;) {
       const int end = std::min(length, begin + random.Int(1, 23));
       cache.Write(ops(), begin, end);
       begin = end;
     }
-    EXPECT_EQ(0, std::memcmp(whole.data(), cache.memory.get(), bytes));
+    EXPECT_TRUE(whole.SameBytes(cache));
   }
 }
 

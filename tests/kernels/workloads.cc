@@ -67,40 +67,64 @@ struct Heads {
   KvDims dims = KvDims::Equal(kHeadDim);
 };
 
+// K and V of one sequence and one KV head.
+struct HeadKv {
+  HeadKv(KvFormat format, const KvDims& dims, int length) {
+    const int block_tokens = format.has_runs() ? kKvRunTokens : kKvRecordTokens;
+    const int blocks = (length + block_tokens - 1) / block_tokens;
+    for (int b = 0; b < blocks; ++b) table.push_back(b);
+    const auto view = [&](KvFormat of, const KvDims& size, int64_t block, auto& bytes) {
+      bytes.resize(static_cast<size_t>(blocks * block + 64));
+      const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+      return KvView{.format = of,
+                    .dims = size,
+                    .base = bytes.data() + (64 - address % 64) % 64,
+                    .block_stride = block,
+                    .head_stride = block,
+                    .block_tokens = block_tokens,
+                    .block_table = table.data()};
+    };
+    cache = view(format, dims, KvHeadBytes(format, dims, block_tokens), memory);
+    if (!format.has_runs()) return;
+    open = view(KvFormat::kBf16, KvOpenDims(format, dims), KvOpenBytes(format, dims), open_memory);
+  }
+
+  // K and V of tokens [0, tokens), with K as V.
+  void Write(const Ops& ops, const std::vector<float>& k, int tokens) const {
+    ops.kv_write({.cache = cache,
+                  .open = open,
+                  .heads = 1,
+                  .k = k.data(),
+                  .v = k.data(),
+                  .token_stride = cache.dims.key},
+                 0, tokens);
+    for (int run = 0; open.base != nullptr && (run + 1) * kKvRunTokens <= tokens; ++run) {
+      ops.kv_seal({.cache = cache, .open = open, .run = run}, 0, 1);
+    }
+  }
+
+  std::vector<int32_t> table;
+  std::vector<std::byte> memory, open_memory;
+  KvView cache, open;
+};
+
 // Attention of one KV head's query heads, `tokens` queries at the end of `length` keys.
 Workload Attention(KvFormat format, int tokens, int length, const Heads& heads = {}) {
   const auto make = [=]() -> Call {
     struct State {
       std::vector<float> q, k, out;
-      std::vector<std::byte> memory;
-      std::vector<int32_t> table;
-      KvView cache;
+      std::unique_ptr<HeadKv> kv;
     };
     testing::Random random(2);
     auto state = std::make_shared<State>();
     state->q = random.Floats(static_cast<size_t>(tokens) * heads.count * heads.dims.key);
     state->k = random.Floats(static_cast<size_t>(length) * heads.dims.key);
     state->out.resize(state->q.size());
-    const int blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
-    const int64_t record = KvRecordBytes(format, heads.dims);
-    state->memory.resize(blocks * record + 64);
-    for (int b = 0; b < blocks; ++b) state->table.push_back(b);
-    const auto address = reinterpret_cast<uintptr_t>(state->memory.data());
-    state->cache = {.format = format,
-                    .dims = heads.dims,
-                    .base = state->memory.data() + (64 - address % 64) % 64,
-                    .block_stride = record,
-                    .head_stride = record,
-                    .block_table = state->table.data()};
-    GetOps(DetectIsas().back())
-        .kv_write({.cache = state->cache,
-                   .heads = 1,
-                   .k = state->k.data(),
-                   .v = state->k.data(),
-                   .token_stride = heads.dims.key},
-                  0, length);
+    state->kv = std::make_unique<HeadKv>(format, heads.dims, length);
+    state->kv->Write(GetOps(DetectIsas().back()), state->k, length);
     return [=](const Ops& ops) {
-      ops.paged_attention({.cache = state->cache,
+      ops.paged_attention({.cache = state->kv->cache,
+                           .open = state->kv->open,
                            .first_position = length - tokens,
                            .heads = heads.count,
                            .q = state->q.data(),
@@ -113,33 +137,25 @@ Workload Attention(KvFormat format, int tokens, int length, const Heads& heads =
     };
   };
   const double keys = length - (tokens - 1) / 2.0;
-  return {absl::StrCat(heads.dims.prefix ? "latent_attention/" : "paged_attention/",
-                       KvFormatName(format), "/tokens:", tokens, "/keys:", length),
-          2.0 * tokens * heads.count * (heads.dims.key + heads.dims.value) * keys,
-          static_cast<double>(KvRecordBytes(format, heads.dims)) * length / kKvBlockTokens, make};
+  return {
+      absl::StrCat(heads.dims.prefix ? "latent_attention/" : "paged_attention/",
+                   KvFormatName(format), "/tokens:", tokens, "/keys:", length),
+      2.0 * tokens * heads.count * (heads.dims.key + heads.dims.value) * keys,
+      static_cast<double>(KvHeadBytes(format, heads.dims, kKvRunTokens)) * length / kKvRunTokens,
+      make};
 }
 
+// Writes 16 tokens, or seals 64 of a type that is kept by runs, too.
 Workload KvWrites(KvFormat format) {
+  const int tokens = format.has_runs() ? kKvRunTokens : kKvRecordTokens;
   const auto make = [=]() -> Call {
     testing::Random random(3);
-    auto k = std::make_shared<std::vector<float>>(random.Floats(16 * kHeadDim));
-    auto memory = std::make_shared<std::vector<std::byte>>(
-        KvRecordBytes(format, KvDims::Equal(kHeadDim)) + 64);
-    return [=](const Ops& ops) {
-      static constexpr int32_t kBlock = 0;
-      const auto address = reinterpret_cast<uintptr_t>(memory->data());
-      ops.kv_write({.cache = {.format = format,
-                              .dims = KvDims::Equal(kHeadDim),
-                              .base = memory->data() + (64 - address % 64) % 64,
-                              .block_table = &kBlock},
-                    .heads = 1,
-                    .k = k->data(),
-                    .v = k->data(),
-                    .token_stride = kHeadDim},
-                   0, 16);
-    };
+    auto k =
+        std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(tokens) * kHeadDim));
+    auto kv = std::make_shared<HeadKv>(format, KvDims::Equal(kHeadDim), tokens);
+    return [=](const Ops& ops) { kv->Write(ops, *k, tokens); };
   };
-  const double values = 16 * kHeadDim * 2;
+  const double values = 2.0 * tokens * kHeadDim;
   return {absl::StrCat("kv_write/", KvFormatName(format)), values, values * 4, make};
 }
 
@@ -227,12 +243,12 @@ std::vector<Workload> Workloads() {
     all.push_back(MatMul(model::GgmlType::kBF16, false, rows, kHidden, kHidden));
   }
   for (const KvType type : kAllKvTypes) {
-    const KvFormat format = KvFormat::With(type);
+    const auto format = KvFormat::Both(type);
     all.push_back(Attention(format, 1, 600));
     all.push_back(Attention(format, 32, 600));
     // Of DeepSeek V3, an eighth of its heads.
     const Heads latent{.count = 16, .dims = {.key = 576, .value = 512, .prefix = true}};
-    if (IsKeyType(type)) all.push_back(Attention(format, 1, 600, latent));
+    if (!HasRuns(type)) all.push_back(Attention(format, 1, 600, latent));
     all.push_back(KvWrites(format));
   }
   for (Workload& workload : RowWorkloads()) all.push_back(std::move(workload));

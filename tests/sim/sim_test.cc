@@ -273,6 +273,24 @@ TEST(Simulation, ALargeTierKeepsWhatIsEvicted) {
   EXPECT_GE(permille(true), permille(false) * 105 / 100);
 }
 
+// The simulated workers keep the run that a sequence has not filled apart from its blocks, so they
+// see a fork within a run that its parent has left, and draft tokens that leave one.
+TEST(Simulation, RunsThatAreNotFullBelongToTheirSequence) {
+  const std::uint64_t seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 10'000 : 200;
+  SimCoverage total;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    Simulation simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true);
+    ASSERT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "seed " << seed;
+    total.Add(simulation.coverage());
+  }
+  EXPECT_GT(total.core.forks, total.steps / 200);
+  EXPECT_GT(total.core.block_copies, 0u);  // forks within runs
+  EXPECT_GT(total.core.cached_tokens, 0u);
+  EXPECT_GT(total.core.accepted_tokens, 0u);
+  EXPECT_GT(total.core.preemptions, 0u);
+  EXPECT_GT(total.beams_served, 0u);
+}
+
 // Two runs are the same until the group dies; in one of them the loss says which steps it was
 // computing. So the pauses differ only by what quarantine costs: a pause has at most twice the
 // plans of a plain replay, and two for each sequence under way, or six in a pipeline, where

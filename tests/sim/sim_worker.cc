@@ -45,6 +45,7 @@ SimWorker::SimWorker(Epoch epoch, const ExecutorDescription& description,
     : groups_(description.groups),
       lag_(description.lag),
       slots_(MostSlots(description.groups)),
+      run_tokens_(description.run_tokens),
       find_client_(std::move(find_client)),
       proposer_(ngrams),
       state_(epoch, description, &proposer_),
@@ -141,6 +142,7 @@ absl::Status SimWorker::Track(const ReleaseBlocks& op) {
 absl::Status SimWorker::Track(const OpenSequence& op) {
   Tables& tables = tables_[op.sequence];
   tables.resize(groups_.size());
+  open_[op.sequence].assign(run_tokens_, kPoison);
   std::vector<std::uint32_t>& left = cached_left_[op.sequence];
   left.assign(groups_.size(), 0);
   for (std::size_t g = 0; op.cached_tokens > 0 && g < groups_.size(); ++g) {
@@ -222,6 +224,8 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
           kv_[std::size_t{copy.from.value()} * slots_ + slot];
     }
   }
+  for (const worker::RunCopy& copy : batch->run_copies) open_[copy.to] = open_[copy.from];
+  item_runs_.assign(batch->items.size(), {});
   // All writes come before all reads, as executors promise.
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = WriteItem(*batch, i); !s.ok()) return s;
@@ -233,6 +237,9 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
     const std::optional<std::uint32_t> kills = find_client_(work.requests.back()).kills_at();
     work.fatal |= kills.has_value() && *kills >= rows.first_position &&
                   *kills < rows.first_position + rows.row_count - rows.drafts;
+  }
+  for (std::size_t i = 0; run_tokens_ > 0 && i < batch->items.size(); ++i) {
+    open_[batch->items[i].sequence] = std::move(item_runs_[i].back());
   }
   computing_.push_back(std::move(work));
   return absl::OkStatus();
@@ -304,10 +311,40 @@ absl::Status SimWorker::WriteItem(const worker::Batch& batch, std::size_t item) 
       if (writer_[slot / slots_] != rows.sequence) {
         return absl::InternalError("invariant 6: a write to a block that is not its own");
       }
-      kv_[slot] = InGroup(written[position], g);
+      if (run_tokens_ == 0) kv_[slot] = InGroup(written[position], g);
     }
+    if (run_tokens_ > 0) WriteToRun(batch, item, position, written[position]);
   }
   return absl::OkStatus();
+}
+
+void SimWorker::WriteToRun(const worker::Batch& batch, std::size_t item, std::uint32_t position,
+                           std::uint64_t written) {
+  std::vector<OpenRun>& runs = item_runs_[item];
+  const std::uint32_t slot = position % run_tokens_;
+  const worker::BatchItem& rows = batch.items[item];
+  if (slot == 0 || runs.empty()) {
+    runs.push_back(slot == 0 ? OpenRun(run_tokens_, kPoison) : open_[rows.sequence]);
+  }
+  runs.back()[slot] = written;
+  if (slot + 1 < run_tokens_) return;
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    const std::size_t begin = SlotOf(batch, item, g, position - slot);
+    for (std::uint32_t i = 0; i < run_tokens_; ++i) kv_[begin + i] = InGroup(runs.back()[i], g);
+  }
+}
+
+bool SimWorker::Sees(const worker::Batch& batch, std::size_t item, std::uint32_t group,
+                     std::uint32_t position, std::uint64_t written) const {
+  const worker::BatchItem& rows = batch.items[item];
+  const bool in_block = kv_[SlotOf(batch, item, group, position)] == InGroup(written, group);
+  if (run_tokens_ == 0) return in_block;
+  const std::uint32_t first = rows.first_position / run_tokens_, run = position / run_tokens_;
+  const std::uint32_t last = (rows.first_position + rows.row_count - 1) / run_tokens_;
+  // Rows of later runs look in the block, those of the same run in that.
+  const bool in_run =
+      run < first || item_runs_[item][run - first][position % run_tokens_] == written;
+  return in_run && (run == last || in_block);
 }
 
 absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
@@ -325,7 +362,7 @@ absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
     const std::uint32_t seen = window ? groups_[g].window - 1 : rows.first_position;
     for (std::uint32_t position = rows.first_position - std::min(seen, rows.first_position);
          position < end; ++position) {
-      if (kv_[SlotOf(batch, item, g, position)] != InGroup(written[position], g)) {
+      if (!Sees(batch, item, g, position, written[position])) {
         return absl::InternalError(absl::StrCat("KV of request ", client.request().id.counter,
                                                 " group ", g, " position ", position,
                                                 " is not its own"));

@@ -94,6 +94,12 @@ class SimWorker {
   // From now on only this sequence may write to `block`.
   absl::Status Own(SequenceHandle sequence, BlockId block);
   absl::Status WriteItem(const worker::Batch& batch, std::size_t item);
+  // Writes a row to the item's open run, and the run to its blocks when it is full.
+  void WriteToRun(const worker::Batch& batch, std::size_t item, std::uint32_t position,
+                  std::uint64_t written);
+  // Whether the item's rows find this where they look for it.
+  bool Sees(const worker::Batch& batch, std::size_t item, std::uint32_t group,
+            std::uint32_t position, std::uint64_t written) const;
   absl::Status ReadItem(const worker::Batch& batch, std::size_t item,
                         worker::ItemOutput& output) const;
   // The tokens of the item's sequence up to its last row, draft tokens included.
@@ -104,6 +110,7 @@ class SimWorker {
   const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
   const std::uint32_t slots_;  // of a block, in every group
+  const std::uint32_t run_tokens_;
   const FindClient find_client_;
   worker::NgramProposer proposer_;
   worker::GroupState state_;
@@ -111,6 +118,9 @@ class SimWorker {
   // [blocks, slots]: a hash of the group, the scope and all tokens up to the one written
   std::vector<std::uint64_t> kv_;
   std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][blocks, slots]
+  using OpenRun = std::vector<std::uint64_t>;      // [slots]: what Written says
+  std::map<SequenceHandle, OpenRun> open_;         // of each sequence, the run of its last row
+  std::vector<std::vector<OpenRun>> item_runs_;  // [items of the step] from its first row's run on
   std::deque<Copying> copying_;
   std::vector<std::uint32_t> tables_naming_;                          // [blocks]
   std::vector<SequenceHandle> writer_;                                // [blocks] while in use

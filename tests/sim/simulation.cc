@@ -16,7 +16,7 @@ std::uint64_t Sum(const scheduler::CoreCounters& c) {
 
 }  // namespace
 
-Simulation::Simulation(std::uint64_t seed, Tiers tiers)
+Simulation::Simulation(std::uint64_t seed, Tiers tiers, bool runs)
     : random_(seed),
       fixed_tiers_(tiers),
       fatal_(~seed),
@@ -24,7 +24,8 @@ Simulation::Simulation(std::uint64_t seed, Tiers tiers)
       large_(tiers == Tiers::kOfSeed && MixBits(seed ^ 2) % 20 == 0),
       refuses_(MixBits(seed ^ 3) % 8 == 1),
       windows_(~MixBits(seed)),
-      windowed_(tiers == Tiers::kOfSeed && MixBits(seed ^ 4) % 3 == 0) {
+      windowed_(tiers == Tiers::kOfSeed && MixBits(seed ^ 4) % 3 == 0),
+      runs_(runs) {
   coverage_.windowed += windowed_;
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
@@ -99,6 +100,10 @@ ExecutorDescription Simulation::RandomGroup() {
   if (random_.OneIn(4)) group.groups.push_back({.kind = KvGroup::Kind::kState});
   if (random_.OneIn(4)) group.groups.push_back({.tokens_per_block = 8});
   if (large_) group.groups = {KvGroup{.tokens_per_block = 16}};
+  if (runs_) {
+    group.groups.resize(1);
+    group.run_tokens = group.groups[0].tokens_per_block;
+  }
   const std::uint32_t tokens =
       large_ ? random_.Between(8'000, 40'000) : random_.Between(16, random_.OneIn(2) ? 80 : 240);
   group.block_count = 3 + tokens / group.groups[0].tokens_per_block;

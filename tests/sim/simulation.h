@@ -140,7 +140,8 @@ class Simulation {
   // The tiers below the KV pool: as the seed says, none, or one that has room for everything. In
   // the latter two cases the prefix cache is on.
   enum class Tiers { kOfSeed, kNone, kLarge };
-  explicit Simulation(std::uint64_t seed, Tiers tiers = Tiers::kOfSeed);
+  // `runs`: K and V are kept by runs (ExecutorDescription::run_tokens).
+  explicit Simulation(std::uint64_t seed, Tiers tiers = Tiers::kOfSeed, bool runs = false);
 
   // Runs until `steps` plans were made, then lets all work finish and checks
   // that nothing is left. The error names the invariant and the tick.
@@ -234,6 +235,7 @@ class Simulation {
   // A separate random stream; one seed in three has models of which some layers keep a window.
   Random windows_;
   const bool windowed_;
+  const bool runs_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<scheduler::SchedulerCore> core_;

@@ -165,9 +165,9 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
                           .table = rope.data()},
                          0, 1);
       }
-      const auto block = static_cast<std::uint32_t>(table[position / kKvBlockTokens]);
+      const auto block = static_cast<std::uint32_t>(table[position / kKvRecordTokens]);
       for (int head = 0; head < attention.kv_heads; ++head) {
-        WriteKv(block, PlaneOf(attention, head), position % kKvBlockTokens,
+        WriteKv(block, PlaneOf(attention, head), position % kKvRecordTokens,
                 k + (attention.first_kv_head + head) * dim, v + head * attention.dims.value);
       }
     }
@@ -182,8 +182,8 @@ void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int s
   Block& block = kv_[id];
   const bool has_v = !kv_shape_.dims.prefix;
   if (block.empty()) {
-    const std::vector<float> keys(kKvBlockTokens * dim, kNaN),
-        values(has_v ? kKvBlockTokens * value_dim : 0, kNaN);
+    const std::vector<float> keys(kKvRecordTokens * dim, kNaN),
+        values(has_v ? kKvRecordTokens * value_dim : 0, kNaN);
     block.resize(kv_shape_.layers.size() * static_cast<std::size_t>(kv_shape_.kv_heads),
                  {keys, values});
   }
@@ -214,7 +214,7 @@ std::vector<DeferredBackend::Device::Line> DeferredBackend::Device::GatherKv(
     auto* const keys = reinterpret_cast<float*>(at);
     auto* const values = reinterpret_cast<float*>(at + kernels::KvValueOffset(kGathered, dims));
     const Plane& from = block->second[plane];
-    for (int slot = 0; slot < kKvBlockTokens; ++slot) {
+    for (int slot = 0; slot < kKvRecordTokens; ++slot) {
       for (int d = 0; d < dims.key; ++d) {
         keys[kernels::KvKeyIndex(kGathered.key, slot, d)] =
             from.keys[static_cast<std::size_t>(slot * dims.key + d)];
@@ -243,7 +243,7 @@ absl::Status DeferredBackend::Device::Attend(const AttentionOp& attention, Buffe
   for (std::size_t s = 0; s < inputs().sequences.size(); ++s) {
     const StepSequence& sequence = inputs().sequences[s];
     const int keys = sequence.first_position + sequence.row_count;
-    const int blocks = (keys + kKvBlockTokens - 1) / kKvBlockTokens;
+    const int blocks = (keys + kKvRecordTokens - 1) / kKvRecordTokens;
     std::vector<std::int32_t> table(static_cast<std::size_t>(blocks));  // of the gathered blocks
     std::iota(table.begin(), table.end(), 0);
     for (int kv_head = 0; kv_head < attention.kv_heads; ++kv_head) {

@@ -26,7 +26,7 @@
 
 namespace flotilla::testing {
 
-using kernels::kKvBlockTokens;
+using kernels::kKvRecordTokens;
 using worker::AttentionOp;
 using worker::BufferHandle;
 using worker::EmbeddingHandle;

@@ -79,7 +79,7 @@ absl::Status DeferredBackend::Device::CheckSequence(std::size_t index) const {
       return Misfit("the positions of a sequence");
     }
   }
-  const std::int64_t blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+  const std::int64_t blocks = (length + kKvRecordTokens - 1) / kKvRecordTokens;
   for (std::size_t group = 0; group < in.group_count; ++group) {
     const std::int64_t begin = in.table_begins[index * in.group_count + group];
     if (begin < 0 || begin + blocks > static_cast<std::int64_t>(in.block_ids.size())) {

@@ -242,7 +242,8 @@ class Backend {
   // error names the tensor.
   virtual absl::Status Load() = 0;
 
-  // ---- KV memory: blocks of 16 tokens of all heads of this rank, for the layers of one KV group.
+  // ---- KV memory: blocks of 16 or 64 tokens of all heads of this rank, for the layers of one KV
+  // group. Those of 64 go with layers whose K or V is kept by runs (worker/compute/open_runs.h).
 
   // The number of blocks, the null block included, when the operator names none; at least what one
   // sequence needs, `one_sequence`. `own` is the shape of this rank, `all` that of all
@@ -251,7 +252,7 @@ class Backend {
                                           std::uint32_t one_sequence) const = 0;
   // Makes the memory and the tiers, once, after Load. K and V behind the last position that was
   // written mean nothing. RESOURCE_EXHAUSTED: not enough of either; UNAVAILABLE: no file
-  // can be made in the directory.
+  // can be made in the directory; UNIMPLEMENTED: the backend has no such layers.
   virtual absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                                 const TierOptions& tiers) = 0;
   // The tiers that exist, with the times that were measured.
@@ -339,7 +340,7 @@ class Backend {
                              const std::vector<std::int32_t>& places, BufferHandle out) = 0;
 
   // qkv has q, k and v of each row. Norms q and k if the part does, rotates them (rope), and
-  // writes k and v to the KV memory (kv_write).
+  // writes k and v to the KV memory (kv_write; then kv_seal of the runs that they fill).
   virtual void RopeAndStore(const AttentionOp& attention, BufferHandle qkv) = 0;
   // out = paged_attention of q at the places of the heads, and zeros elsewhere. All K and V of the
   // step are written before any are read.
@@ -371,6 +372,7 @@ struct BackendOptions {
   int threads = 1;                              // of the host, the caller's included
   int max_rows = 0;                             // of one step
   int max_positions = 0;                        // of one sequence
+  int max_sequences = 1;                        // handles of sequences are below
   const Clock* clock = nullptr;                 // outlives the backend
   // With several ranks in the stage, or several stages: how this rank exchanges activations. Null:
   // there is one rank.

@@ -49,7 +49,8 @@ bool DraftModel::ProposeOne(absl::Span<DraftRequest> requests, std::uint32_t at)
     const std::vector<absl::Span<const std::int32_t>> tables(request.tables.begin(),
                                                              request.tables.end());
     inputs.group_count = static_cast<std::uint32_t>(tables.size());
-    AddSequence(static_cast<std::int32_t>(request.tokens.size() - 1 + at), {token}, tables, inputs);
+    AddSequence(request.sequence, static_cast<std::int32_t>(request.tokens.size() - 1 + at),
+                {token}, tables, inputs);
     asked.push_back(&request);
   }
   if (asked.empty()) return false;

@@ -23,6 +23,8 @@ struct KvFormats {
   KvFormats(kernels::KvFormat all) : most(all) {}
 
   kernels::KvFormat Of(std::uint32_t layer) const;
+  // Whether K or V of any layer is kept by runs. Then all blocks hold runs.
+  bool has_runs() const;
   // E.g. "int8; layers 0-1: bf16". Equal formats have equal names.
   std::string Name() const;
 
@@ -32,20 +34,25 @@ struct KvFormats {
   std::vector<Some> some;  // ranges ascend and do not overlap
 };
 
-// The K and V of a layer in a page: a record for each KV head (kernels/kv_layout.h).
+// The K and V of a layer in a page, head by head (kernels/kv_layout.h).
 struct KvLayer {
   kernels::KvFormat format = kernels::KvFormat::kBf16;
-  std::int64_t offset = 0;  // of its first record, from a page's begin
+  std::int64_t offset = 0;       // of its first head, from a page's begin
+  std::int64_t open_offset = 0;  // the same from the begin of an open run
 };
 
 struct KvShape {
   int kv_heads = 0;
   kernels::KvDims dims;
   std::vector<KvLayer> layers;  // of the stage; those of one KV group do not overlap
+  int block_tokens = kernels::kKvRecordTokens;  // or kKvRunTokens
   std::int64_t page_bytes = 0;
+  std::int64_t open_bytes = 0;  // of the open run of a sequence; 0: there are none
 
-  // Bytes of one block of kKvBlockTokens tokens.
+  // Bytes of one block.
   std::int64_t bytes_per_block() const { return page_bytes; }
+  // Adds a layer whose heads begin at `end` in a page, and moves `end` behind them.
+  void AddLayer(kernels::KvFormat format, std::int64_t& end);
 
   // So many layers of one format and one KV group.
   static KvShape Equal(kernels::KvFormat format, int layers, int kv_heads,

@@ -108,13 +108,10 @@ KvShape KvShapeOf(const model::ModelSpec& spec, const KvFormats& formats, IndexR
                   uint32_t kv_heads) {
   KvShape shape{
       .kv_heads = static_cast<int>(kv_heads), .dims = KvDimsOf(spec.attention()), .layers = {}};
+  if (formats.has_runs()) shape.block_tokens = kernels::kKvRunTokens;
   std::vector<int64_t> ends(spec.kv_groups.size());
   for (uint32_t layer = layers.begin; layer < layers.end; ++layer) {
-    const kernels::KvFormat format = formats.Of(layer);
-    int64_t& end = ends[spec.layers[layer].attention.kv_group];
-    shape.layers.push_back({.format = format, .offset = end});
-    end += shape.kv_heads * kernels::KvRecordBytes(format, shape.dims);
-    shape.page_bytes = std::max(shape.page_bytes, end);
+    shape.AddLayer(formats.Of(layer), ends[spec.layers[layer].attention.kv_group]);
   }
   return shape;
 }

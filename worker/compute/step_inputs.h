@@ -24,6 +24,7 @@ struct RowToken {
 
 // Consecutive rows of one sequence, at consecutive positions.
 struct StepSequence {
+  std::int32_t handle = 0;  // SequenceHandle: names its open run (open_runs.h)
   std::int32_t row_begin = 0;
   std::int32_t row_count = 0;       // at least 1
   std::int32_t first_position = 0;  // absolute position of the first row
@@ -66,16 +67,18 @@ struct RowRequest {
 
 struct StepInputs {
   // A backend does these first, in this order: it makes contents of granted blocks undefined (only
-  // tests ask for this), copies blocks, and starts the background copies, which run beside the
-  // step.
+  // tests ask for this), copies blocks and open runs, and starts the background copies, which run
+  // beside the step.
   std::vector<BlockId> granted;
   std::vector<BlockCopy> copies;
+  std::vector<RunCopy> run_copies;
   std::vector<BackgroundCopy> background;
 
   std::vector<RowToken> tokens;         // [rows]
   std::vector<std::int32_t> positions;  // [rows] absolute
   std::vector<StepSequence> sequences;  // in the order of their rows
-  // Block tables. Entry i of a sequence's table covers positions 16 i to 16 i + 15.
+  // Block tables. Entry i of a sequence's table is the block of positions n i to n i + n - 1, if
+  // blocks have n positions (KvShape::block_tokens).
   std::uint32_t group_count = 1;
   std::vector<std::int64_t> table_begins;  // [sequences, groups] index into block_ids
   std::vector<std::int32_t> block_ids;
@@ -97,7 +100,8 @@ struct StepInputs {
 };
 
 // Adds the rows of one sequence. `tables` has its block ids, one list per KV group.
-void AddSequence(std::int32_t first_position, absl::Span<const TokenId> tokens,
+void AddSequence(SequenceHandle handle, std::int32_t first_position,
+                 absl::Span<const TokenId> tokens,
                  absl::Span<const absl::Span<const std::int32_t>> tables, StepInputs& inputs);
 
 // The inputs of a batch, without requests. They keep no view of the batch.

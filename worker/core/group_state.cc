@@ -45,6 +45,7 @@ struct GroupState::StepWork {
   std::vector<Item> items;
   std::vector<Sequence*> noops;
   std::vector<BlockCopy> copies;
+  std::vector<RunCopy> run_copies;
   std::vector<BackgroundCopy> background;
   std::uint64_t row_count = 0;
   // Sequences that this plan drops. An earlier step in flight may still name them.
@@ -182,6 +183,7 @@ absl::Status GroupState::ApplyOp(const ForkSequence& op, StepWork& work) {
   child->is_beam = parent.is_beam;
   if (absl::Status status = Learn(*child, op.tokens, work.step); !status.ok()) return status;
   if (absl::Status status = ShareBlocks(parent, op, *child); !status.ok()) return status;
+  if (absl::Status status = ShareRun(parent, op, work); !status.ok()) return status;
   work.copies.insert(work.copies.end(), op.copies.begin(), op.copies.end());
   Insert(std::move(child));
   return absl::OkStatus();
@@ -224,6 +226,19 @@ absl::Status GroupState::ShareBlocks(const Sequence& parent, const ForkSequence&
   }
   return copies == op.copies.size() ? absl::OkStatus()
                                     : Invalid(op.child, "more copies than a fork needs");
+}
+
+// A child that begins within a run gets a copy of it, which its parent has only while that is the
+// run of its last row.
+absl::Status GroupState::ShareRun(const Sequence& parent, const ForkSequence& op,
+                                  StepWork& work) const {
+  const std::uint32_t run = limits_.run_tokens;
+  if (run == 0 || op.length % run == 0) return absl::OkStatus();
+  if ((parent.length - 1) / run != op.length / run) {
+    return Invalid(op.child, "forks within a run that its parent has left");
+  }
+  work.run_copies.push_back({.from = op.parent, .to = op.child});
+  return absl::OkStatus();
 }
 
 // Appends tokens that the plan sends to those that the sequence knows.
@@ -477,8 +492,12 @@ std::uint32_t GroupState::DraftLimit(const Sequence& sequence) const {
   if (proposer_ == nullptr || sequence.finished) return 0;
   // A decoding sequence is not at its end, so one more token fits in any case.
   const auto context = limits_.max_context - static_cast<std::uint32_t>(sequence.tokens.size()) - 1;
+  // A run may only be sealed, or left, with tokens that are right.
+  const std::uint32_t in_run = limits_.run_tokens == 0
+                                   ? context
+                                   : limits_.run_tokens - 1 - sequence.length % limits_.run_tokens;
   return std::min(
-      {sequence.draft_depth, sequence.stop.max_tokens - sequence.outputs() - 1, context});
+      {sequence.draft_depth, sequence.stop.max_tokens - sequence.outputs() - 1, context, in_run});
 }
 
 absl::Status GroupState::AddDecodes(StepWork& work) {
@@ -564,6 +583,7 @@ Batch GroupState::MakeBatch(StepWork& work) const {
   Batch batch;
   batch.step = work.step;
   batch.copies = work.copies;
+  batch.run_copies = work.run_copies;
   batch.background = std::move(work.background);
   batch.group_count = static_cast<std::uint32_t>(limits_.groups.size());
   batch.items.reserve(work.items.size());

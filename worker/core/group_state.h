@@ -61,12 +61,20 @@ struct BatchItem {
   const LogprobSpec* logprobs = nullptr;
 };
 
+// Copies the open run of a fork's parent (ExecutorDescription::run_tokens).
+struct RunCopy {
+  SequenceHandle from, to;
+
+  bool operator==(const RunCopy&) const = default;
+};
+
 // The work of one step, unpadded. Its spans and pointers into the state are valid
 // until the next Apply or the step's own Complete.
 struct Batch {
   Step step;
   // The caller does these first, in this order.
   std::vector<BlockCopy> copies;
+  std::vector<RunCopy> run_copies;
   // The caller starts these next; they run beside the forward.
   std::vector<BackgroundCopy> background;
   std::vector<BatchItem> items;  // ascending handles
@@ -187,6 +195,7 @@ class GroupState {
   absl::Status AppendBlocks(Sequence& sequence, GroupIndex group, absl::Span<const BlockId> blocks);
   void StartTables(Sequence& sequence) const;
   absl::Status ShareBlocks(const Sequence& parent, const ForkSequence& op, Sequence& child);
+  absl::Status ShareRun(const Sequence& parent, const ForkSequence& op, StepWork& work) const;
   absl::Status Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step);
   void RemoveBlock(Sequence& sequence, std::size_t group, std::uint32_t at);
   absl::Status CheckCovered(const Sequence& sequence, std::uint64_t end) const;
@@ -194,7 +203,7 @@ class GroupState {
   absl::Status AddDecodes(StepWork& work);
   absl::Status AddDecode(Sequence& sequence, std::vector<TokenId> drafts, StepWork& work);
   // How many draft tokens the sequence's next decode may make: its depth, but not past
-  // the end of the sequence.
+  // the end of the sequence, nor past the run that its next row is in.
   std::uint32_t DraftLimit(const Sequence& sequence) const;
   void TakeTokens(const ItemOutput& output, absl::Span<const TokenId> drafts, Sequence& sequence,
                   SequenceResult& entry) const;

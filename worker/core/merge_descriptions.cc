@@ -19,6 +19,7 @@ absl::string_view Difference(const ExecutorDescription& a, const ExecutorDescrip
   if (a.max_step_tokens != b.max_step_tokens) return "max_step_tokens";
   if (a.lag != b.lag) return "lag";
   if (a.max_draft_tokens != b.max_draft_tokens) return "max_draft_tokens";
+  if (a.run_tokens != b.run_tokens) return "run_tokens";
   if (a.tiers.size() != b.tiers.size()) return "tiers";
   const auto same_kind = [](const KvGroup& one, const KvGroup& other) {
     return one.kind == other.kind && one.window == other.window &&

@@ -148,7 +148,7 @@ std::vector<BlockId> RankRunner::EmptyGrants(const StepPlan& plan) {
     if (const auto* open = std::get_if<OpenSequence>(&op)) {
       for (std::size_t g = 0; g < groups.size(); ++g) {
         cached_blocks_[open->sequence.value() * groups.size() + g] =
-            open->cached_tokens / kernels::kKvBlockTokens -
+            open->cached_tokens / groups[g].tokens_per_block -
             groups[g].UnneededBlocks(open->cached_tokens);
       }
     } else if (const auto* grant = std::get_if<GrantBlocks>(&op)) {

@@ -202,6 +202,7 @@ ExecutorDescription RandomValues::Description() {
       .exactness = Flip() ? Exactness::kBitwise : Exactness::kConsistent,
       .groups = {},
       .block_count = Number(),
+      .run_tokens = Number(),
       .max_sequences = Number(),
       .max_step_tokens = Number(),
       .lag = Number(),

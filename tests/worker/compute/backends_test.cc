@@ -228,7 +228,8 @@ class Scenario {
       const int later_count = chunk ? random_.Int(1, kLongestChunk) : 1;
       std::vector<TokenId> tokens(step == 0 ? 5 + 17 * sequence : later_count);
       for (TokenId& token : tokens) token = Token();
-      AddSequence(lengths_[sequence], tokens, {tables_[sequence]}, inputs);
+      AddSequence(SequenceHandle(static_cast<std::uint32_t>(sequence)), lengths_[sequence], tokens,
+                  {tables_[sequence]}, inputs);
       lengths_[sequence] += static_cast<int>(tokens.size());
     }
   }
@@ -556,7 +557,7 @@ StepInputs DirectStep() {
   std::vector<TokenId> tokens;
   for (int row = 0; row < kDirectRows; ++row) tokens.push_back(3 * row);
   const std::vector<std::int32_t> table{4, 2, 7};
-  AddSequence(0, tokens, {table}, inputs);
+  AddSequence(SequenceHandle{0}, 0, tokens, {table}, inputs);
   for (int row = 0; row < kDirectRows; ++row) {
     inputs.requests.push_back(
         {.row = row, .full_row = row % 2 == 0, .top = 5, .pick = RowRequest::Pick::kGreedy});
@@ -668,7 +669,7 @@ struct DeferredParts {
     StepInputs inputs;
     const std::vector<TokenId> tokens{5};
     const std::vector<std::int32_t> table{block};
-    AddSequence(0, tokens, {table}, inputs);
+    AddSequence(SequenceHandle{0}, 0, tokens, {table}, inputs);
     backend->Start(std::move(inputs), nullptr);
   }
 

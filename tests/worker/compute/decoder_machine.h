@@ -119,7 +119,8 @@ inline void Step(Machine& machine, std::vector<Sequence*> sequences,
       std::fill_n(tables[g].begin(), machine.UnneededBlocks(g, first),
                   static_cast<int32_t>(machine.groups * Machine::kBlocks));
     }
-    AddSequence(static_cast<int>(first), absl::MakeConstSpan(s.tokens).subspan(first, counts[i]),
+    AddSequence(SequenceHandle(static_cast<std::uint32_t>(i)), static_cast<int>(first),
+                absl::MakeConstSpan(s.tokens).subspan(first, counts[i]),
                 std::vector<absl::Span<const int32_t>>(tables.begin(), tables.end()), inputs);
   }
   machine.decoder->Start(std::move(inputs), &rows);

@@ -97,7 +97,7 @@ bool Serve(const std::string& folder) {
   StepInputs inputs;
   const std::vector<TokenId> tokens{1, 2, 3, 4, 5};
   const std::vector<std::int32_t> table{1};
-  AddSequence(0, tokens, {table}, inputs);
+  AddSequence(SequenceHandle{0}, 0, tokens, {table}, inputs);
   inputs.requests.push_back({.row = kRows - 1, .top = 3, .pick = RowRequest::Pick::kGreedy});
   decoder->Start(std::move(inputs), nullptr);
   EXPECT_TRUE(backend->Finish().ok());

@@ -161,7 +161,8 @@ uint32_t CpuBackend::DefaultBlockCount(const KvShape& /*own*/, const KvShape& al
 }
 
 absl::Status CpuBackend::CreateKv(const KvShape& shape, uint32_t blocks, const TierOptions& tiers) {
-  auto cache = KvCache::Create(shape, blocks);
+  const int open_runs = MostOpenRuns(options_.max_sequences, options_.max_rows);
+  auto cache = KvCache::Create(shape, blocks, static_cast<uint32_t>(open_runs));
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
   auto store = TierStore::Create(tiers, cache_, *options_.clock, options_.progress);
@@ -184,6 +185,9 @@ void CpuBackend::Start(StepInputs inputs, RowReceiver* receiver) {
   NoteMove();
   for (const BlockId block : inputs.granted) cache_.Poison(block);
   for (const BlockCopy& copy : inputs.copies) cache_.CopyBlock(copy.from, copy.to);
+  for (const RunCopy& copy : inputs.run_copies) {
+    cache_.CopyRun(static_cast<int32_t>(copy.from.value()), static_cast<int32_t>(copy.to.value()));
+  }
   for (BackgroundCopy& copy : inputs.background) tiers_->Start(std::move(copy));
   inputs_ = std::move(inputs);
   receiver_ = receiver;
@@ -193,6 +197,9 @@ void CpuBackend::Start(StepInputs inputs, RowReceiver* receiver) {
                 static_cast<int32_t>(i));
   }
   PlanAttention();
+  if (cache_.shape().open_bytes > 0) {
+    open_runs_ = PlanOpenRuns(inputs_.sequences, options_.max_sequences);
+  }
   partials_.emplace_back(inputs_.requests.size());
 }
 

@@ -26,6 +26,7 @@
 #include "worker/compute/cpu/thread_pool.h"
 #include "worker/compute/cpu/tier_store.h"
 #include "worker/compute/cpu/weight_packer.h"
+#include "worker/compute/open_runs.h"
 #include "worker/core/split_layout.h"
 
 namespace flotilla::worker {
@@ -225,6 +226,16 @@ class CpuBackend : public Backend {
   }
 
   void PlanAttention();
+  // The cache and the open runs of a layer as kernels see them, and for one sequence of the step.
+  struct LayerKv {
+    kernels::KvView cache, open;
+  };
+  LayerKv KvOf(const AttentionOp& attention) const {
+    return {cache_.Layer(attention.layer), cache_.OpenRuns(attention.layer)};
+  }
+  LayerKv KvOf(LayerKv layer, const AttentionOp& attention, int sequence) const;
+  // Seals the runs that the step has filled.
+  void SealRuns(const AttentionOp& attention);
   // Norms `count` vectors of n floats, one every in_stride, to `out`.
   void NormRows(const NormOp& norm, const float* x, std::int64_t in_stride, int n, float* out,
                 std::int64_t out_stride, std::int64_t begin, std::int64_t end) const;
@@ -318,6 +329,7 @@ class CpuBackend : public Backend {
   RowReceiver* receiver_ = nullptr;
   std::vector<std::int32_t> row_sequences_;  // [rows] sequence of each row
   std::vector<AttentionItem> attention_items_;
+  OpenRuns open_runs_;
   std::deque<std::vector<RowPartial>> partials_;  // of steps that are not finished
   Routing routing_;
 

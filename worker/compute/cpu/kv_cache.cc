@@ -18,13 +18,11 @@ int64_t PhysicalMemory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC
 
 }  // namespace
 
-absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
+absl::StatusOr<KvCache::Mapping> KvCache::Reserve(int64_t each, uint32_t count, const char* what) {
   size_t bytes;
-  if (__builtin_mul_overflow(static_cast<size_t>(shape.bytes_per_block()), size_t{blocks},
-                             &bytes) ||
+  if (__builtin_mul_overflow(static_cast<size_t>(each), size_t{count}, &bytes) ||
       bytes > static_cast<size_t>(PhysicalMemory())) {
-    return absl::ResourceExhaustedError(absl::StrCat("KV cache of ", blocks, " blocks of ",
-                                                     shape.bytes_per_block(),
+    return absl::ResourceExhaustedError(absl::StrCat("KV cache of ", count, " ", what, " of ", each,
                                                      " bytes is more than the machine's memory"));
   }
   // Pages come zeroed and page-aligned, so records are aligned to 64 bytes.
@@ -34,10 +32,20 @@ absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", bytes, " bytes of KV"));
   }
   madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure costs only speed
+  return Mapping(static_cast<std::byte*>(memory), Unmap{bytes});
+}
+
+absl::StatusOr<KvCache> KvCache::Create(const KvShape& shape, uint32_t blocks, uint32_t open_runs) {
   KvCache cache;
   cache.shape_ = shape;
   cache.blocks_ = blocks;
-  cache.memory_ = {static_cast<std::byte*>(memory), Unmap{bytes}};
+  auto memory = Reserve(shape.bytes_per_block(), blocks, "blocks");
+  if (!memory.ok()) return memory.status();
+  cache.memory_ = *std::move(memory);
+  if (shape.open_bytes == 0 || open_runs == 0) return cache;
+  auto open = Reserve(shape.open_bytes, open_runs, "open runs");
+  if (!open.ok()) return open.status();
+  cache.open_ = *std::move(open);
   return cache;
 }
 
@@ -46,10 +54,35 @@ kernels::KvView KvCache::Layer(int layer) const {
   kernels::KvView view;
   view.format = place.format;
   view.dims = shape_.dims;
-  view.head_stride = kernels::KvRecordBytes(place.format, shape_.dims);
+  view.head_stride = kernels::KvHeadBytes(place.format, shape_.dims, shape_.block_tokens);
   view.block_stride = shape_.bytes_per_block();
+  view.block_tokens = shape_.block_tokens;
   view.base = memory_.get() + place.offset;
   return view;
+}
+
+kernels::KvView KvCache::OpenRuns(int layer) const {
+  const KvLayer& place = shape_.layers[static_cast<size_t>(layer)];
+  kernels::KvView view;
+  if (!place.format.has_runs()) return view;
+  view.format = kernels::KvFormat::kBf16;
+  view.dims = kernels::KvOpenDims(place.format, shape_.dims);
+  view.head_stride = kernels::KvOpenBytes(place.format, shape_.dims);
+  view.block_stride = shape_.open_bytes;
+  view.block_tokens = kernels::kKvRunTokens;
+  view.base = open_.get() + place.open_offset;
+  return view;
+}
+
+void KvCache::CopyRun(int32_t from, int32_t to) {
+  std::memcpy(OpenRun(to), OpenRun(from), shape_.open_bytes);
+}
+
+void KvCache::CopyRun(int layer, int32_t from, int32_t to) {
+  const KvLayer& place = shape_.layers[static_cast<size_t>(layer)];
+  const auto bytes =
+      static_cast<size_t>(shape_.kv_heads * kernels::KvOpenBytes(place.format, shape_.dims));
+  std::memcpy(OpenRun(to) + place.open_offset, OpenRun(from) + place.open_offset, bytes);
 }
 
 void KvCache::CopyBlock(BlockId from, BlockId to) {

@@ -1,12 +1,15 @@
 // KvCache: the memory behind the block ids of one rank.
 //
-// The cache is one mapping of `blocks` pages. A page holds K and V of 16 tokens for the layers of
-// one KV group (model/kv_groups.h) and all KV heads, one record for each (kernels/kv_layout.h).
-// Layers may have records of different formats. A page is large enough for every group, so that
-// granting, freeing and copying a block never depends on the model. The scheduler decides which
-// sequence a block belongs to. Memory is reserved at once and taken from the system when blocks are
-// first written, so starting is instant. The executor's compute threads write the cache, each its
-// own records.
+// The cache is one mapping of `blocks` pages. A page holds K and V of 16 or 64 tokens for the
+// layers of one KV group (model/kv_groups.h) and all KV heads (kernels/kv_layout.h). Layers may
+// have records of different formats. A page is large enough for every group, so that granting,
+// freeing and copying a block never depends on the model. The scheduler decides which sequence a
+// block belongs to. Memory is reserved at once and taken from the system when blocks are first
+// written, so starting is instant. The executor's compute threads write the cache, each its own
+// records.
+//
+// A second mapping has the open runs of sequences, if K or V of a layer is kept by runs. Which is
+// whose is said in worker/compute/open_runs.h.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +26,22 @@ namespace flotilla::worker {
 
 class KvCache {
  public:
-  // Reserves `blocks` >= 1 blocks, the null block included. ResourceExhausted
-  // for more than the machine's memory.
-  static absl::StatusOr<KvCache> Create(const KvShape& shape, uint32_t blocks);
+  // Reserves `blocks` >= 1 blocks, the null block included, and so many open runs if the shape has
+  // any. ResourceExhausted for more than the machine's memory.
+  static absl::StatusOr<KvCache> Create(const KvShape& shape, uint32_t blocks,
+                                        uint32_t open_runs = 0);
 
   // The cache of one layer as kernels see it; the caller sets block_table.
   kernels::KvView Layer(int layer) const;
+  // The same of its open runs; the caller sets first_block, too. Without a base if it has none.
+  kernels::KvView OpenRuns(int layer) const;
 
   // Copies a block in every layer. Both ids are below block_count().
   void CopyBlock(BlockId from, BlockId to);
+
+  // Copies an open run, in every layer and in one.
+  void CopyRun(int32_t from, int32_t to);
+  void CopyRun(int layer, int32_t from, int32_t to);
 
   // Fills a block with NaN, so that a read of unwritten memory shows in the output.
   void Poison(BlockId block);
@@ -49,10 +59,13 @@ class KvCache {
     size_t bytes;
     void operator()(std::byte* memory) const;
   };
+  using Mapping = std::unique_ptr<std::byte, Unmap>;
+  static absl::StatusOr<Mapping> Reserve(int64_t each, uint32_t count, const char* what);
+  std::byte* OpenRun(int32_t run) const { return open_.get() + run * shape_.open_bytes; }
 
   KvShape shape_;
   uint32_t blocks_ = 0;
-  std::unique_ptr<std::byte, Unmap> memory_;
+  Mapping memory_, open_;
 };
 
 // The number of blocks, the null block included, when the operator names none: a quarter

@@ -287,6 +287,30 @@ void CpuBackend::RopeAndStore(const AttentionOp& attention, BufferHandle handle)
   Buffer& qkv = At(handle);
   ForRows(rows(), qkv.width,
           [&](int64_t begin, int64_t end) { RopeAndStoreRows(attention, qkv, begin, end); });
+  SealRuns(attention);
+}
+
+CpuBackend::LayerKv CpuBackend::KvOf(LayerKv layer, const AttentionOp& attention,
+                                     int sequence) const {
+  const auto index = static_cast<size_t>(sequence);
+  layer.cache.block_table = inputs_.table(index, attention.group);
+  if (layer.open.base == nullptr) return layer;
+  layer.open.block_table = open_runs_.ids.data() + open_runs_.begins[index];
+  layer.open.first_block = inputs_.sequences[index].first_position / kernels::kKvRunTokens;
+  return layer;
+}
+
+void CpuBackend::SealRuns(const AttentionOp& attention) {
+  const LayerKv layer = KvOf(attention);
+  if (layer.open.base == nullptr) return;
+  const int heads = attention.kv_heads;
+  const auto count = static_cast<int64_t>(open_runs_.full.size()) * heads;
+  pool_.ParallelItems(count, [&](int64_t i) {
+    const OpenRuns::Full& full = open_runs_.full[static_cast<size_t>(i / heads)];
+    const int head = static_cast<int>(i % heads);
+    const LayerKv kv = KvOf(layer, attention, full.sequence);
+    ops_.kv_seal({.cache = kv.cache, .open = kv.open, .run = full.run}, head, head + 1);
+  });
 }
 
 void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int64_t begin,
@@ -319,19 +343,21 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
     ops_.rope(rope, static_cast<int>(begin), static_cast<int>(end));
   }
 
+  const LayerKv layer = KvOf(attention);
   for (int64_t row = begin; row < end;) {
     const int index = row_sequences_[row];
     const StepSequence& sequence = inputs_.sequences[index];
     const int64_t last = std::min<int64_t>(end, sequence.row_begin + sequence.row_count);
     const float* token = qkv.data.data() + sequence.row_begin * qkv.width;
+    const LayerKv kv = KvOf(layer, attention, index);
     kernels::KvWriteArgs write{
-        .cache = cache_.Layer(attention.layer),
+        .cache = kv.cache,
+        .open = kv.open,
         .first_position = sequence.first_position,
         .heads = attention.kv_heads,
         .k = token + first_key,
         .v = attention.dims.prefix ? nullptr : token + query_width + key_width,
         .token_stride = qkv.width};
-    write.cache.block_table = inputs_.table(index, attention.group);
     ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
                   static_cast<int>(last - sequence.row_begin));
     row = last;
@@ -384,7 +410,7 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
   // What no head owns stays zero from the start: nothing else writes to this buffer.
   const Buffer& qkv = At(in);
   Buffer& attended = At(out);
-  const kernels::KvView cache = cache_.Layer(attention.layer);
+  const LayerKv layer = KvOf(attention);
   const int kv_heads = attention.kv_heads, group = attention.heads / attention.kv_heads;
   const int dim = attention.dims.key, out_dim = attention.result_dim;
   const int most = attention.dims.prefix ? kLatentHeads : group;
@@ -398,6 +424,7 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
     const int first = kv_head * group + static_cast<int>(i % cuts) * most;
     const int last = std::min(first + most, (kv_head + 1) * group);
     const StepSequence& sequence = inputs_.sequences[item.sequence];
+    const LayerKv kv = KvOf(layer, attention, item.sequence);
     // Heads whose results lie side by side are one call.
     for (int head = first; head < last;) {
       int heads = 1;
@@ -406,7 +433,8 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
         ++heads;
       }
       const int64_t query = int64_t{attention.first_head + head} * dim;
-      kernels::AttentionArgs args{.cache = cache,
+      kernels::AttentionArgs args{.cache = kv.cache,
+                                  .open = kv.open,
                                   .kv_head = kv_head,
                                   .first_position = sequence.first_position,
                                   .heads = heads,
@@ -422,10 +450,14 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
                                          sequence.row_begin * attended.width +
                                          attention.head_places[head],
                                   .out_stride = attended.width};
-      args.cache.block_table = inputs_.table(item.sequence, attention.group);
       ops_.paged_attention(args, item.row, item.row + item.rows);
       head += heads;
     }
+  });
+  if (layer.open.base == nullptr) return;
+  pool_.ParallelItems(static_cast<int64_t>(open_runs_.moves.size()), [&](int64_t i) {
+    const OpenRuns::Move& move = open_runs_.moves[static_cast<size_t>(i)];
+    cache_.CopyRun(attention.layer, move.from, move.to);
   });
 }
 

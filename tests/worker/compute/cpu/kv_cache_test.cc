@@ -80,6 +80,67 @@ TEST(KvCacheTest, LayersMayHaveFormatsOfTheirOwn) {
   EXPECT_EQ(shape.bytes_per_block(), largest);
 }
 
+// Layers that are kept by runs, and the others of the same model: heads do not overlap, in a block
+// and in an open run.
+TEST(KvCacheTest, RunsAreBlocksOfAllLayers) {
+  using enum kernels::KvType;
+  model::ModelSpec spec;
+  for (int layer = 0; layer < 5; ++layer) {
+    spec.layers.push_back(
+        {.attention = {.heads = 2, .kv_heads = 2, .head_dim = 32, .value_dim = 48}});
+  }
+  spec.kv_groups = {{}};
+  KvFormats formats = kernels::KvFormat{kInt4, kInt4};
+  formats.some = {{{1, 2}, {kBf16, kBf16}}, {{2, 3}, {kInt8, kInt2}}, {{3, 4}, {kInt2, kF32}}};
+  ASSERT_TRUE(formats.has_runs());
+  const KvShape shape = KvShapeOf(spec, formats, {0, 5}, 2);
+  EXPECT_EQ(shape.block_tokens, kernels::kKvRunTokens);
+  auto cache = KvCache::Create(shape, 3, 2);
+  ASSERT_TRUE(cache.ok());
+  std::int64_t end = 0, open_end = 0;
+  for (int layer = 0; layer < 5; ++layer) {
+    SCOPED_TRACE(layer);
+    const kernels::KvView view = cache->Layer(layer), open = cache->OpenRuns(layer);
+    EXPECT_EQ(view.block_tokens, kernels::kKvRunTokens);
+    EXPECT_EQ(view.base - cache->Block(BlockId{0}), end);
+    EXPECT_EQ(view.head_stride % 64, 0);
+    EXPECT_GE(view.head_stride, 4 * kernels::KvRecordBytes(view.format, view.dims) +
+                                    (HasRuns(view.format.key) ? 4 * 32 : 0));
+    end += 2 * view.head_stride;
+    ASSERT_EQ(open.base != nullptr, layer != 1);
+    if (open.base == nullptr) continue;
+    EXPECT_EQ(open.base - cache->OpenRuns(0).base, open_end);
+    EXPECT_EQ(open.block_stride, shape.open_bytes);
+    // 64 tokens of what is kept by runs, in bf16.
+    EXPECT_EQ(open.head_stride, 64 * 2 * (HasRuns(view.format.key) ? 32 : 0) +
+                                    64 * 2 * (HasRuns(view.format.value) ? 48 : 0));
+    open_end += 2 * open.head_stride;
+  }
+  EXPECT_EQ(shape.bytes_per_block(), end);
+  EXPECT_EQ(shape.open_bytes, open_end);
+
+  const auto run = [&](int layer, int id) {
+    return cache->OpenRuns(layer).base + id * shape.open_bytes;
+  };
+  std::memset(run(0, 0), 1, shape.open_bytes);
+  cache->CopyRun(2, 0, 1);
+  EXPECT_EQ(run(0, 1)[0], std::byte{0});
+  EXPECT_EQ(run(2, 1)[0], std::byte{1});
+  EXPECT_EQ(run(3, 1)[-1], std::byte{1});
+  EXPECT_EQ(run(3, 1)[0], std::byte{0});
+  cache->CopyRun(0, 1);
+  EXPECT_EQ(0, std::memcmp(run(0, 0), run(0, 1), shape.open_bytes));
+}
+
+// Without layers that are kept by runs there are none, and blocks hold 16 tokens.
+TEST(KvCacheTest, NoRunsNoOpenRuns) {
+  EXPECT_EQ(kShape.block_tokens, kernels::kKvRecordTokens);
+  EXPECT_EQ(kShape.open_bytes, 0);
+  auto cache = KvCache::Create(kShape, 2, 4);
+  ASSERT_TRUE(cache.ok());
+  EXPECT_EQ(cache->OpenRuns(0).base, nullptr);
+}
+
 TEST(KvCacheTest, CopiesAndPoisonsWholeBlocksOnly) {
   auto cache = KvCache::Create(kShape, 4);
   ASSERT_TRUE(cache.ok());

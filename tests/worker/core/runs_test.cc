@@ -1,0 +1,115 @@
+// Tests groups whose K and V are kept by runs (ExecutorDescription::run_tokens): which forks copy
+// an open run, which are refused, and where draft tokens end.
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/core/group_state_fixture.h"
+
+namespace flotilla::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Runs of four tokens.
+ExecutorDescription RunLimits() {
+  ExecutorDescription limits = Limits();
+  limits.run_tokens = 4;
+  limits.max_draft_tokens = 6;
+  return limits;
+}
+
+// Drafts as many tokens as it may, all of them right.
+class EagerProposer final : public Proposer {
+ public:
+  void Propose(absl::Span<DraftRequest> requests) override {
+    for (DraftRequest& request : requests) {
+      for (std::uint32_t i = 1; i <= request.limit; ++i) {
+        request.drafts.push_back(static_cast<TokenId>(49 + request.output_index + i));
+      }
+    }
+  }
+  void Forget(SequenceHandle) override {}
+};
+
+class RunsTest : public GroupStateTest {
+ protected:
+  RunsTest() : runs_(kEpoch, RunLimits(), &proposer_) {}
+
+  void Open(std::uint32_t tokens) {
+    std::vector<TokenId> prompt;
+    for (std::uint32_t i = 0; i < tokens; ++i) prompt.push_back(static_cast<TokenId>(1 + i));
+    OpenSequence open = Opened(kA, prompt);
+    open.stop.max_tokens = 14;
+    plans_.Add(open);
+    plans_.Grant(kA, {1, 2, 3, 4, 5});
+    plans_.Add(Prefill(kA, tokens, true));
+    Step();
+  }
+  void Fork(std::uint32_t length, std::vector<TokenId> tokens) {
+    ForkSequence fork{.parent = kA,
+                      .child = kB,
+                      .index = SequenceIndex(1),
+                      .length = length,
+                      .tokens = std::move(tokens),
+                      .copies = {}};
+    if (length % 4 > 0) fork.copies = {{BlockId(1 + length / 4), BlockId(9)}};
+    plans_.Add(fork);
+  }
+  absl::StatusOr<Batch> Apply() { return runs_.Apply(plans_.Take()); }
+  StepResult Step() {
+    const absl::StatusOr<Batch> batch = Apply();
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    return runs_.Complete(batch->step, Outputs(*batch)).value();
+  }
+
+  EagerProposer proposer_;
+  GroupState runs_;
+};
+
+TEST_F(RunsTest, AForkWithinARunCopiesThatOfItsParent) {
+  Open(6);
+  Step();  // a row at position 6
+  Fork(6, {60});
+  const auto batch = Apply();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_THAT(batch->run_copies, ElementsAre(RunCopy{kA, kB}));
+  EXPECT_THAT(batch->copies, ElementsAre(BlockCopy{BlockId(2), BlockId(9)}));
+}
+
+TEST_F(RunsTest, AForkAtTheBeginOfARunCopiesNothing) {
+  Open(6);
+  Fork(4, {5, 6});
+  const auto batch = Apply();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_THAT(batch->run_copies, IsEmpty());
+}
+
+// A full run is its parent's until the parent has a row in the next one.
+TEST_F(RunsTest, AForkWithinARunThatItsParentHasLeftIsRefused) {
+  Open(7);
+  Step();  // the last row of the run
+  Fork(7, {60});
+  Step();  // and the first row of the next run
+  plans_.Add(DropSequence{kB});
+  Step();
+  Fork(7, {60});
+  const auto batch = Apply();
+  EXPECT_EQ(batch.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(batch.status().message(), HasSubstr("forks within a run that its parent has left"));
+}
+
+TEST_F(RunsTest, DraftTokensEndWithTheRun) {
+  Open(3);
+  plans_.Add(Speculate{kA, 6});
+  std::vector<std::uint32_t> rows;
+  for (int i = 0; i < 4; ++i) rows.push_back(Step().sequences.at(0).length);
+  // Position 3 is the last one of its run; then a row and three draft tokens fill one each.
+  EXPECT_THAT(rows, ElementsAre(4, 8, 12, 16));
+}
+
+}  // namespace
+}  // namespace flotilla::worker
