@@ -38,8 +38,10 @@ void KvShape::AddLayer(kernels::KvFormat format, std::int64_t& end) {
 
 KvShape KvShape::Equal(kernels::KvFormat format, int layers, int kv_heads,
                        const kernels::KvDims& dims) {
-  KvShape shape{.kv_heads = kv_heads, .dims = dims, .layers = {}};
-  if (format.has_runs()) shape.block_tokens = kernels::kKvRunTokens;
+  KvShape shape{.kv_heads = kv_heads,
+                .dims = dims,
+                .layers = {},
+                .block_tokens = KvFormats(format).block_tokens()};
   std::int64_t end = 0;
   for (int layer = 0; layer < layers; ++layer) shape.AddLayer(format, end);
   return shape;

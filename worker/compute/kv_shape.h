@@ -25,6 +25,7 @@ struct KvFormats {
   kernels::KvFormat Of(std::uint32_t layer) const;
   // Whether K or V of any layer is kept by runs. Then all blocks hold runs.
   bool has_runs() const;
+  int block_tokens() const { return has_runs() ? kernels::kKvRunTokens : kernels::kKvRecordTokens; }
   // E.g. "int8; layers 0-1: bf16". Equal formats have equal names.
   std::string Name() const;
 

@@ -108,7 +108,7 @@ KvShape KvShapeOf(const model::ModelSpec& spec, const KvFormats& formats, IndexR
                   uint32_t kv_heads) {
   KvShape shape{
       .kv_heads = static_cast<int>(kv_heads), .dims = KvDimsOf(spec.attention()), .layers = {}};
-  if (formats.has_runs()) shape.block_tokens = kernels::kKvRunTokens;
+  shape.block_tokens = formats.block_tokens();
   std::vector<int64_t> ends(spec.kv_groups.size());
   for (uint32_t layer = layers.begin; layer < layers.end; ++layer) {
     shape.AddLayer(formats.Of(layer), ends[spec.layers[layer].attention.kv_group]);

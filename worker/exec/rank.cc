@@ -101,13 +101,13 @@ std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadP
 // The positions that a sequence can have. Where some layers keep all of them, these are no more
 // than the pool has room for.
 std::uint32_t MostPositions(const model::ModelSpec& spec, std::uint32_t kv_blocks,
-                            std::uint32_t block_tokens) {
+                            int block_tokens) {
   const bool keeps_all =
       std::any_of(spec.kv_groups.begin(), spec.kv_groups.end(),
                   [](const model::KvGroupSpec& group) { return group.window == 0; });
   if (kv_blocks == 0 || !keeps_all) return spec.served_context;
-  return static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(spec.served_context, std::uint64_t{kv_blocks} * block_tokens));
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(
+      spec.served_context, std::uint64_t{kv_blocks} * static_cast<std::uint64_t>(block_tokens)));
 }
 
 }  // namespace
@@ -161,16 +161,16 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::
 absl::Status Rank::Load(int threads, const Clock& clock) {
   std::vector<ModelShard> shards{WholeModel(spec_)};
   std::uint32_t number = 0;
-  BackendOptions backend{
-      .recipe = options_.recipe,
-      .isa = options_.isa,
-      .threads = threads,
-      .max_rows = static_cast<int>(options_.max_step_tokens),
-      .max_positions = static_cast<int>(MostPositions(spec_, options_.kv_blocks, block_tokens())),
-      .max_sequences = static_cast<int>(options_.max_sequences),
-      .clock = &clock,
-      .exchange = links_.exchange,
-      .progress = options_.progress};
+  BackendOptions backend{.recipe = options_.recipe,
+                         .isa = options_.isa,
+                         .threads = threads,
+                         .max_rows = static_cast<int>(options_.max_step_tokens),
+                         .max_positions = static_cast<int>(MostPositions(
+                             spec_, options_.kv_blocks, options_.kv_format.block_tokens())),
+                         .max_sequences = static_cast<int>(options_.max_sequences),
+                         .clock = &clock,
+                         .exchange = links_.exchange,
+                         .progress = options_.progress};
   Begin(LoadPhase::kWeights);
   if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);
@@ -206,7 +206,7 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
     const KvGroup& group = description_.groups.emplace_back(
         KvGroup{.kind = spec.window > 0 ? KvGroup::Kind::kWindow : KvGroup::Kind::kFull,
                 .window = spec.window,
-                .tokens_per_block = block_tokens(),
+                .tokens_per_block = static_cast<std::uint32_t>(shape.block_tokens),
                 .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())});
     one_sequence += MostNamed(group, description_.max_context, RowsOfPlans(description_));
   }
@@ -217,10 +217,6 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
   const absl::Status status = backend_->CreateKv(shape, description_.block_count, options_.tiers);
   if (status.ok()) description_.tiers = backend_->tiers();
   return status;
-}
-
-std::uint32_t Rank::block_tokens() const {
-  return options_.kv_format.has_runs() ? kernels::kKvRunTokens : kernels::kKvRecordTokens;
 }
 
 void Rank::Describe() {
@@ -236,7 +232,7 @@ void Rank::Describe() {
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
-  description_.run_tokens = options_.kv_format.has_runs() ? block_tokens() : 0;
+  description_.run_tokens = options_.kv_format.has_runs() ? kernels::kKvRunTokens : 0;
   description_.max_sequences = options_.max_sequences;
   description_.max_step_tokens = options_.max_step_tokens;
   description_.lag = options_.shape.pipeline;
@@ -261,7 +257,7 @@ std::unique_ptr<Proposer> Rank::MakeProposer() {
 
 absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {
   // Every position lies in the null block, which padding may write and which is never granted.
-  const std::vector<std::int32_t> table(rows / block_tokens() + 1, 0);
+  const std::vector<std::int32_t> table(rows / options_.kv_format.block_tokens() + 1, 0);
   const std::size_t groups = spec_.kv_groups.size();
   const SamplingParams sampling;
   const StopRule stop;

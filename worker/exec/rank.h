@@ -130,7 +130,6 @@ class Rank {
   }
   absl::Status CreateKv(const ModelShard& shard);
   void Describe();
-  std::uint32_t block_tokens() const;
   absl::Status WarmUp(const Clock& clock);
   // Returns the nanoseconds that a batch of one sequence takes. Changes no block in use.
   absl::StatusOr<std::int64_t> TimeBatch(int rows, const Clock& clock);
