@@ -16,7 +16,7 @@ struct NoiseKey {
 };
 
 // splitmix64's finalizer: a bijection of 64 bits.
-inline uint64_t Mix64(uint64_t x) {
+FLOTILLA_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -25,30 +25,30 @@ inline uint64_t Mix64(uint64_t x) {
 
 // The key of one sampled token: `seed` of its sequence (SequenceSeed), `index` of
 // the token among the sequence's output tokens.
-inline NoiseKey MakeNoiseKey(uint64_t seed, uint64_t index) {
+FLOTILLA_HOST_DEVICE inline NoiseKey MakeNoiseKey(uint64_t seed, uint64_t index) {
   const uint64_t key = Mix64(Mix64(Mix64(seed)) ^ index);
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
 }
 
 // murmur3's 32-bit finalizer.
-inline uint32_t Mix32(uint32_t h) {
+FLOTILLA_HOST_DEVICE inline uint32_t Mix32(uint32_t h) {
   h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
   h = (h ^ (h >> 13)) * 0xC2B2AE35u;
   return h ^ (h >> 16);
 }
 
-inline uint32_t NoiseHash(NoiseKey key, uint32_t token) {
+FLOTILLA_HOST_DEVICE inline uint32_t NoiseHash(NoiseKey key, uint32_t token) {
   return Mix32(Mix32(token * 0x9E3779B1u ^ key.low) ^ key.high);
 }
 
 // Uniform in (0, 1): an odd multiple of 2^-24, exact in fp32, never 0 or 1.
-inline float NoiseUniform(NoiseKey key, uint32_t token) {
+FLOTILLA_HOST_DEVICE inline float NoiseUniform(NoiseKey key, uint32_t token) {
   return static_cast<float>(static_cast<int32_t>(NoiseHash(key, token) >> 8 | 1u)) * 0x1p-24f;
 }
 
 // Standard Gumbel noise -log(-log u): arg max of (logit / T + noise) samples from
 // softmax(logits / T).
-inline float GumbelNoise(NoiseKey key, uint32_t token) {
+FLOTILLA_HOST_DEVICE inline float GumbelNoise(NoiseKey key, uint32_t token) {
   return -Log(-Log(NoiseUniform(key, token)));
 }
 

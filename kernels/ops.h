@@ -27,9 +27,11 @@
 #include "absl/types/span.h"
 #include "common/types/activation.h"
 #include "common/types/expert_scores.h"
+#include "kernels/activated.h"
 #include "kernels/kv_layout.h"
 #include "kernels/noise.h"
 #include "kernels/packed_matrix.h"
+#include "kernels/row_scores.h"
 
 namespace flotilla::kernels {
 
@@ -126,11 +128,6 @@ struct RopeArgs {
 //   kRelu       0 > gate ? 0 : gate
 // kClippedSwiglu: g = min(7, gate), u = min(7, max(-7, up)); out = g / (1 + Exp(-1.702 * g)) *
 // (u + 1). A NaN stays one. `out` may be `gate` or `up`.
-inline constexpr float kSqrtHalf = 0.70710678118654752f;
-inline constexpr float kGeluLinear = -1.5957691216057308f;   // -2 sqrt(2 / pi)
-inline constexpr float kGeluCubic = -0.071354816272600242f;  // 0.044715 times that
-inline constexpr float kSwigluLimit = 7.0f;
-inline constexpr float kSwigluSlope = 1.702f;
 struct ActivateArgs {
   Activation activation = Activation::kSilu;
   const float* gate = nullptr;  // [rows, n] fp32
@@ -247,21 +244,6 @@ struct AttentionArgs {
   int64_t out_stride = 0;
 };
 
-// softmax_stats sums the logits of this many tokens together first. Each chunk begins at a
-// multiple of this number.
-inline constexpr int kVocabularyChunk = 1024;
-
-struct TokenScore {
-  int32_t token = 0;
-  float score = 0;
-};
-
-// Max and sum of exponentials of (part of) a row of logits: sum e^(x - max).
-struct SoftmaxStats {
-  float max = 0;
-  float sum = 0;
-};
-
 // gumbel_argmax: the token with the largest fma(logit, inverse_temperature,
 // GumbelNoise(key, token)) among those kept: logit > cutoff.score, or equal to it
 // with token <= cutoff.token. The default cutoff keeps all. For a part of a row,
@@ -312,13 +294,6 @@ struct Ops {
   // the chunks' results are merged (MergeStats) in a binary tree like splits.
   SoftmaxStats (*softmax_stats)(const float* logits, int n);
 };
-
-// Merges the statistics of two parts: m = max, sum = fma(a.sum, Exp(a.max - m), b.sum *
-// Exp(b.max - m)). A part that is all -infinity changes nothing.
-SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b);
-
-// log(sum e^x). The log-probability of token i is logit[i] - LogSumExp(stats).
-inline float LogSumExp(const SoftmaxStats& stats) { return stats.max + Log(stats.sum); }
 
 // Every implementation of this build, slowest first.
 absl::Span<const Ops* const> AllOps();

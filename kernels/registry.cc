@@ -84,12 +84,4 @@ absl::Status CheckKvDims(const KvDims& dims) {
   return absl::OkStatus();
 }
 
-SoftmaxStats MergeStats(const SoftmaxStats& a, const SoftmaxStats& b) {
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  if (b.max == kNone) return a;
-  if (a.max == kNone) return b;
-  const float max = a.max > b.max ? a.max : b.max;
-  return {max, std::fma(a.sum, Exp(a.max - max), b.sum * Exp(b.max - max))};
-}
-
 }  // namespace flotilla::kernels

@@ -8,18 +8,22 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
+
+#include "kernels/host_device.h"
 
 namespace flotilla::kernels {
 
-inline uint32_t FloatBits(float x) {
+FLOTILLA_HOST_DEVICE inline uint32_t FloatBits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
-inline float BitsFloat(uint32_t bits) {
+FLOTILLA_HOST_DEVICE inline float BitsFloat(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
@@ -60,16 +64,29 @@ struct MathConstants {
       -1.015265279202700e+0f, 4.218463358204948e-1f, -2.820767439740514e-1f, 5.641895067754075e-1f};
 };
 
-// c[0] x^(n-1) + ... + c[n-1], by fma from the left.
+// The coefficients by value: functions for GPUs may read constants, but not the arrays of a class.
 template <int n>
-inline float Polynomial(const float (&c)[n], float x) {
-  float p = c[0];
-  for (int i = 1; i < n; ++i) p = std::fma(p, x, c[i]);
+struct Coefficients {
+  float c[n];
+};
+template <int n>
+constexpr Coefficients<n> CopyOf(const float (&c)[n]) {
+  Coefficients<n> copy{};
+  for (int i = 0; i < n; ++i) copy.c[i] = c[i];
+  return copy;
+}
+
+// c[0] x^(n-1) + ... + c[n-1], by fma from the left.
+template <const auto& kCoefficients>
+FLOTILLA_HOST_DEVICE inline float Polynomial(float x) {
+  constexpr auto values = CopyOf(kCoefficients);
+  float p = values.c[0];
+  for (size_t i = 1; i < std::size(values.c); ++i) p = std::fma(p, x, values.c[i]);
   return p;
 }
 
 // e^x within 2 ulp on [-87, 88]; 0 below, e^88 above, NaN for NaN. Exp(0) == 1.
-inline float Exp(float x) {
+FLOTILLA_HOST_DEVICE inline float Exp(float x) {
   using C = MathConstants;
   const float clamped_low = C::kExpLow > x ? C::kExpLow : x;
   const float c = C::kExpHigh < clamped_low ? C::kExpHigh : clamped_low;
@@ -77,64 +94,62 @@ inline float Exp(float x) {
   const float n = t - C::kRound;
   float r = std::fma(n, -C::kLn2High, c);
   r = std::fma(n, -C::kLn2Low, r);
-  float p = C::kExp[0];
-  for (int i = 1; i < 6; ++i) p = std::fma(p, r, C::kExp[i]);
-  p = std::fma(p, r * r, r) + 1.0f;
+  const float p = std::fma(Polynomial<C::kExp>(r), r * r, r) + 1.0f;
   const float scale = BitsFloat((FloatBits(t) - C::kRoundBits + 127u) << 23);
   return x < C::kExpLow ? 0.0f : p * scale;
 }
 
 // Natural logarithm within 2 ulp for normal x > 0. Other arguments are outside
 // its contract: callers pass sums of exponentials and uniforms in (0, 1).
-inline float Log(float x) {
+FLOTILLA_HOST_DEVICE inline float Log(float x) {
   using C = MathConstants;
   const uint32_t shifted = FloatBits(x) - C::kSqrtHalfBits;
   const float e = static_cast<float>(static_cast<int32_t>(shifted) >> 23);
   const float f = BitsFloat((shifted & 0x007FFFFFu) + C::kSqrtHalfBits) - 1.0f;
   const float z = f * f;
-  float p = C::kLog[0];
-  for (int i = 1; i < 9; ++i) p = std::fma(p, f, C::kLog[i]);
-  p = p * f * z;
+  float p = Polynomial<C::kLog>(f) * f * z;
   p = std::fma(e, C::kLn2Low, p);
   p = std::fma(-0.5f, z, p);
   return std::fma(e, C::kLn2High, f + p);
 }
 
 // Within 3 ulp; NaN for NaN.
-inline float Tanh(float x) {
+FLOTILLA_HOST_DEVICE inline float Tanh(float x) {
   using C = MathConstants;
   const float magnitude = BitsFloat(FloatBits(x) & 0x7FFFFFFFu);
   if (C::kTanhSmall > magnitude) {
     const float square = x * x;
-    return std::fma(Polynomial(C::kTanh, square) * square, x, x);
+    return std::fma(Polynomial<C::kTanh>(square) * square, x, x);
   }
   const float far = 1.0f - 2.0f / (Exp(magnitude + magnitude) + 1.0f);
   return BitsFloat(FloatBits(far) | (FloatBits(x) & 0x80000000u));
 }
 
 // The error function within 4 ulp; NaN for NaN.
-inline float Erf(float x) {
+FLOTILLA_HOST_DEVICE inline float Erf(float x) {
   using C = MathConstants;
   const float magnitude = BitsFloat(FloatBits(x) & 0x7FFFFFFFu);
   const float square = x * x;
-  if (1.0f > magnitude) return x * Polynomial(C::kErf, square);
+  if (1.0f > magnitude) return x * Polynomial<C::kErf>(square);
   const float q = 1.0f / magnitude;
   const float y = q * q;
-  const float p = 2.0f > magnitude ? Polynomial(C::kErfNear, y) : Polynomial(C::kErfFar, y);
+  const float p = 2.0f > magnitude ? Polynomial<C::kErfNear>(y) : Polynomial<C::kErfFar>(y);
   const float far = 1.0f - Exp(-square) * q * p;
   return BitsFloat(FloatBits(far) | (FloatBits(x) & 0x80000000u));
 }
 
 // bf16 <-> fp32; to bf16 rounds to nearest even, NaN stays a (quiet) NaN.
-inline float Bf16ToFloat(uint16_t x) { return BitsFloat(static_cast<uint32_t>(x) << 16); }
-inline uint16_t FloatToBf16(float x) {
+FLOTILLA_HOST_DEVICE inline float Bf16ToFloat(uint16_t x) {
+  return BitsFloat(static_cast<uint32_t>(x) << 16);
+}
+FLOTILLA_HOST_DEVICE inline uint16_t FloatToBf16(float x) {
   const uint32_t bits = FloatBits(x);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 // IEEE half to fp32, exact.
-inline float HalfToFloat(uint16_t h) {
+FLOTILLA_HOST_DEVICE inline float HalfToFloat(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t exponent = (h >> 10) & 31u;
   const uint32_t mantissa = h & 0x3FFu;
@@ -145,7 +160,7 @@ inline float HalfToFloat(uint16_t h) {
 }
 
 // fp32 to the nearest IEEE half, ties to even; NaN stays one.
-inline uint16_t FloatToHalf(float x) {
+FLOTILLA_HOST_DEVICE inline uint16_t FloatToHalf(float x) {
   const uint32_t bits = FloatBits(x), size = bits & 0x7FFFFFFFu;
   const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
   // Of a NaN the upper bits stay, as instructions have it.

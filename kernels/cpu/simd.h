@@ -10,14 +10,6 @@
 // function of one path can be linked into another.
 #pragma once
 
-#define FLOTILLA_INLINE inline __attribute__((always_inline))
+#include "kernels/host_device.h"
 
 #define FLOTILLA_INLINE_LAMBDA __attribute__((always_inline))
-
-// Unrolls the next loop (constant bounds) so that arrays of vectors live in
-// registers.
-#if defined(__clang__)
-#define FLOTILLA_UNROLL _Pragma("unroll")
-#else
-#define FLOTILLA_UNROLL _Pragma("GCC unroll 16")
-#endif

@@ -64,11 +64,19 @@ struct ByteCodes {
     }
   }
 
+  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
+    return static_cast<int8_t>(record[Position(lane, k)]);
+  }
+
   // acc = fma(d, float(dot - z sum), acc). Dots of 8 bits may round.
   static FLOTILLA_INLINE float AddBlock(const std::byte* record, int lane, const int16_t* x,
                                         const float* sums, float acc) {
     int32_t dot = 0;
     for (int k = 0; k < kBlockK; ++k) dot += x[k] * Code(record, lane, k);
+    return AddDot(record, lane, dot, sums, acc);
+  }
+  static FLOTILLA_INLINE float AddDot(const std::byte* record, int lane, int32_t dot,
+                                      const float* sums, float acc) {
     if constexpr (kZeros) dot -= Zero(record, lane) * static_cast<int32_t>(sums[0]);
     return std::fma(Scale(record, lane), static_cast<float>(dot), acc);
   }
@@ -125,10 +133,6 @@ struct ByteCodes {
 
   static FLOTILLA_INLINE int Position(int lane, int k) {
     return ((lane / 16 * 16 + k / 2) * 16 + lane % 16) * 2 + k % 2;
-  }
-
-  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
-    return static_cast<int8_t>(record[Position(lane, k)]);
   }
 
   static FLOTILLA_INLINE float Scale(const std::byte* record, int lane) {

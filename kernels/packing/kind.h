@@ -34,6 +34,11 @@
 //                              kBlockK activations, and sums the two of their group
 //   AddBlock<S, R, H>(...)     the same for R rows and H halves of 16 columns
 //
+// Kinds that kernels/cuda/ multiplies have the two parts of AddBlock by themselves:
+//
+//   Code(record, lane, k)      the integer that the activation k is multiplied by
+//   AddDot(record, lane, dot, sums, acc)  the sum after a block whose products add up to `dot`
+//
 // Functions of S are vector code (kernels/cpu/simd.h). The others are the scalar twin; they are
 // inlined everywhere, so that none of them is linked from a file of another instruction path.
 #pragma once

@@ -134,6 +134,14 @@ struct SmallCodes {
     }
   }
 
+  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
+    int code = NibbleLanes::Code(record, lane, k);
+    if constexpr (kBits == 5) {
+      code |= (LoadAs<uint16_t>(record + kFifths + lane * 4 + k % 2 * 2) >> k / 2 & 1) << 4;
+    }
+    return code;
+  }
+
   // acc = fma(d, float(dot), acc), then acc = fma(m, sum, acc), d and m being the products where
   // there are factors. Codes of 4 bits have dots below 2^24, which are exact in fp32; those of 5
   // bits may round. With zeros, acc = fma(d, dot - z sum, acc): products of 4 bits with zeros up to
@@ -142,6 +150,10 @@ struct SmallCodes {
                                         const float* sums, float acc) {
     int32_t dot = 0;
     for (int k = 0; k < kBlockK; ++k) dot += x[k] * Code(At(record), lane, k);
+    return AddDot(record, lane, dot, sums, acc);
+  }
+  static FLOTILLA_INLINE float AddDot(const Record& record, int lane, int32_t dot,
+                                      const float* sums, float acc) {
     const float d = Scale(record, lane), m = Minimum(record, lane);
     const auto exact = static_cast<float>(dot);
     if constexpr (kZeros) return std::fma(d, std::fma(m, sums[0], exact), acc);
@@ -224,14 +236,6 @@ struct SmallCodes {
     const float m = HalfToFloat(LoadAs<uint16_t>(Halves(record) + kMinimums + lane * 2));
     return kWindows ? m * static_cast<float>(LoadAs<int8_t>(At(record) + kScales + lane * 2 + 1))
                     : m;
-  }
-
-  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
-    int code = NibbleLanes::Code(record, lane, k);
-    if constexpr (kBits == 5) {
-      code |= (LoadAs<uint16_t>(record + kFifths + lane * 4 + k % 2 * 2) >> k / 2 & 1) << 4;
-    }
-    return code;
   }
 
   template <class S>

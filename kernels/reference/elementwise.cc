@@ -1,6 +1,7 @@
 // Row-wise ops of the forward pass.
 #include <cmath>
 
+#include "kernels/activated.h"
 #include "kernels/reference/lanes.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/scalar_math.h"
@@ -57,45 +58,13 @@ void LayerNorm(const LayerNormArgs& args, int row_begin, int row_end) {
   }
 }
 
-namespace {
-
-float Activated(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return x / (1.0f + Exp(-x));
-    case Activation::kGelu:
-      return (1.0f + Erf(x * kSqrtHalf)) * (x * 0.5f);
-    case Activation::kGeluTanh:
-      return x / (1.0f + Exp(x * std::fma(x * x, kGeluCubic, kGeluLinear)));
-    case Activation::kRelu:
-      return 0.0f > x ? 0.0f : x;
-    case Activation::kClippedSwiglu:
-      break;
-  }
-  return x;
-}
-
-float ClippedSwiglu(float gate, float up) {
-  const float g = kSwigluLimit < gate ? kSwigluLimit : gate;
-  const float low = -kSwigluLimit > up ? -kSwigluLimit : up;
-  const float u = kSwigluLimit < low ? kSwigluLimit : low;
-  return g / (1.0f + Exp(-kSwigluSlope * g)) * (u + 1.0f);
-}
-
-}  // namespace
-
 void Activate(const ActivateArgs& args, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* gate = args.gate + row * args.in_stride;
     const float* up = args.up == nullptr ? nullptr : args.up + row * args.in_stride;
     float* out = args.out + row * args.out_stride;
     for (int i = 0; i < args.n; ++i) {
-      if (args.activation == Activation::kClippedSwiglu) {
-        out[i] = ClippedSwiglu(gate[i], up[i]);
-      } else {
-        const float activated = Activated(args.activation, gate[i]);
-        out[i] = up == nullptr ? activated : activated * up[i];
-      }
+      out[i] = Activated(args.activation, gate[i], up == nullptr ? nullptr : up + i);
     }
   }
 }
