@@ -21,7 +21,7 @@
 #include "model/quantize_at_load.h"
 #include "model/tensor_table.h"
 #include "quantize/compressed_tensors.h"
-#include "worker/compute/cpu/thread_pool.h"
+#include "worker/compute/host/thread_pool.h"
 
 namespace flotilla::quantize {
 namespace {

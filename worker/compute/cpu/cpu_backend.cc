@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/spec.h"
+#include "worker/compute/host/split_weights.h"
 #include "worker/compute/model_shard.h"
 #include "worker/core/split_layout.h"
 
@@ -85,7 +86,9 @@ absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSourc
   projection.bias = source.bias;
   const int32_t own_at = places[own.begin].at;
   for (const IndexRange& subtree : SubtreesOf(own, all)) {
-    auto matrix = PackSplits(source, places, subtree);
+    SplitWeights weights = WeightsOfSplits(source, places, subtree);
+    auto matrix =
+        packer_.Add({weights.part}, weights.k(), std::move(weights.segments), weights.ends);
     if (!matrix.ok()) return matrix.status();
     projection.products.push_back({.matrix = *matrix,
                                    .first_k = places[subtree.begin].at - own_at,
@@ -98,32 +101,6 @@ absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSourc
   most_splits_ = std::max<int64_t>(most_splits_, own.size());
   projections_.push_back(std::move(projection));
   return ProjectionHandle(static_cast<int32_t>(projections_.size() - 1));
-}
-
-absl::StatusOr<const PackedMatrix*> CpuBackend::PackSplits(const ProjectionSource& source,
-                                                           absl::Span<const SplitPlace> places,
-                                                           IndexRange range) {
-  const auto inputs = static_cast<int64_t>(source.tensor->dims[source.transposed ? 1 : 0]);
-  const MatrixPart part{
-      .tensor = source.tensor,
-      .rows = {0, static_cast<uint32_t>(source.tensor->dims[source.transposed ? 0 : 1])},
-      .map = {},
-      .transposed = source.transposed};
-  const int32_t at = places[range.begin].at;
-  std::vector<int32_t> ends;
-  std::vector<WeightPacker::Segment> segments;
-  for (uint32_t split = range.begin; split < range.end; ++split) {
-    const SplitPlace& place = places[split];
-    ends.push_back(place.at + place.width - at);
-    // The last blocks of a row may not be whole.
-    const int64_t first = place.first(), count = std::min<int64_t>(place.width, inputs - first);
-    if (!segments.empty() && segments.back().first + segments.back().count == first) {
-      segments.back().count += count;
-    } else {
-      segments.push_back({.first = first, .count = count, .at = place.at - at});
-    }
-  }
-  return packer_.Add({part}, ends.back(), std::move(segments), ends);
 }
 
 absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
@@ -152,6 +129,9 @@ absl::Status CpuBackend::Load() {
   group_sums_ = AlignedBuffer<float>(scratch_rows_ * widest_ / kSumSpan);
   scales_ = AlignedBuffer<float>(scratch_rows_ * most_splits_);
   row_sequences_.resize(options_.max_rows);
+  if (options_.progress != nullptr) {
+    options_.progress->Begin(LoadPhase::kWeights, packer_.file_bytes());
+  }
   return packer_.Pack(pool_, options_.progress);
 }
 

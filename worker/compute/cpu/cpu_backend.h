@@ -23,9 +23,9 @@
 #include "kernels/rope_table.h"
 #include "worker/compute/backend.h"
 #include "worker/compute/cpu/kv_cache.h"
-#include "worker/compute/cpu/thread_pool.h"
-#include "worker/compute/cpu/tier_store.h"
-#include "worker/compute/cpu/weight_packer.h"
+#include "worker/compute/host/thread_pool.h"
+#include "worker/compute/host/tier_store.h"
+#include "worker/compute/host/weight_packer.h"
 #include "worker/compute/open_runs.h"
 #include "worker/core/split_layout.h"
 
@@ -241,10 +241,6 @@ class CpuBackend : public Backend {
                 std::int64_t out_stride, std::int64_t begin, std::int64_t end) const;
   // Norm and Prepare. Null: no norm.
   void NormFor(BufferHandle x, const NormOp* norm, MatrixHandle next, BufferHandle out);
-  // Packs the rank's weights of splits [range.begin, range.end) of a product.
-  absl::StatusOr<const kernels::PackedMatrix*> PackSplits(const ProjectionSource& source,
-                                                          absl::Span<const SplitPlace> places,
-                                                          IndexRange range);
   // Makes room for the routing of such experts.
   void ReserveRouting(const Experts& experts, std::int64_t hidden);
   void SortRows(const Experts& experts);
@@ -266,9 +262,6 @@ class CpuBackend : public Backend {
   // AddProjection, or Project where `accumulate` is false.
   void RunProjection(BufferHandle x, ProjectionHandle projection, bool accumulate,
                      BufferHandle out);
-  // Adds what all ranks have exchanged to rows [begin, end) of `out`, or puts it there.
-  void AddParts(const SumTree& tree, absl::Span<const float* const> parts, std::int64_t begin,
-                std::int64_t end, bool accumulate, Buffer& out);
   // out = x * panels [begin, end) of the piece, plus their bias, in the columns that they have.
   void MultiplyPiece(const Matrix& weights, const Piece& piece, std::int64_t begin,
                      std::int64_t end, const Buffer& x, Buffer& out);

@@ -6,6 +6,7 @@
 
 #include "kernels/scalar_math.h"
 #include "worker/compute/cpu/cpu_backend.h"
+#include "worker/compute/host/split_weights.h"
 
 namespace flotilla::worker {
 namespace {
@@ -58,7 +59,9 @@ absl::StatusOr<ExpertsHandle> CpuBackend::AddExperts(const ExpertsSource& source
   for (const ExpertsSource::Expert& each : source.experts) {
     const auto gate_up = packer_.Add(each.gate_up, hidden);
     if (!gate_up.ok()) return gate_up.status();
-    const auto packed = PackSplits(each.down, places, own);
+    SplitWeights weights = WeightsOfSplits(each.down, places, own);
+    const auto packed =
+        packer_.Add({weights.part}, weights.k(), std::move(weights.segments), weights.ends);
     if (!packed.ok()) return packed.status();
     experts.experts.push_back(
         {.gate_up = *gate_up, .bias = each.bias, .down = *packed, .down_bias = each.down.bias});
@@ -363,7 +366,8 @@ void CpuBackend::RunMixture(BufferHandle in, ExpertsHandle handle, bool accumula
     const auto parts = options_.exchange->SharePartials(products * rows() * hidden);
     ForRows(rows(), hidden * static_cast<int64_t>(experts.tree.parts.size()),
             [&](int64_t begin, int64_t end) {
-              AddParts(experts.tree, parts, begin, end, accumulate, out);
+              AddParts(ops_, experts.tree, parts, rows(), hidden, begin, end, accumulate,
+                       out.data.data());
             });
   }
   AddDownBiases(experts, out);

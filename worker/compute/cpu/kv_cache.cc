@@ -89,6 +89,23 @@ void KvCache::CopyBlock(BlockId from, BlockId to) {
   std::memcpy(Block(to), Block(from), shape_.bytes_per_block());
 }
 
+absl::StatusOr<std::byte*> KvCache::Reserve(uint32_t blocks) {
+  auto memory = Reserve(shape_.bytes_per_block(), blocks, "blocks");
+  if (!memory.ok()) return memory.status();
+  reserved_.push_back(*std::move(memory));
+  return reserved_.back().get();
+}
+
+absl::Status KvCache::CopyOut(BlockId from, std::byte* to) {
+  std::memcpy(to, Block(from), shape_.bytes_per_block());
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::CopyIn(const std::byte* from, BlockId to) {
+  std::memcpy(Block(to), from, shape_.bytes_per_block());
+  return absl::OkStatus();
+}
+
 void KvCache::Poison(BlockId block) {
   // All ones is a NaN in fp32, fp16 and bf16, so also in the scales of fp8 and int8.
   std::memset(Block(block), 0xFF, shape_.bytes_per_block());

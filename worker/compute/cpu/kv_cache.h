@@ -15,16 +15,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/types/ids.h"
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
+#include "worker/compute/host/tier_store.h"
 #include "worker/compute/kv_shape.h"
 
 namespace flotilla::worker {
 
-class KvCache {
+class KvCache final : public TieredBlocks {
  public:
   // Reserves `blocks` >= 1 blocks, the null block included, and so many open runs if the shape has
   // any. ResourceExhausted for more than the machine's memory.
@@ -51,6 +53,12 @@ class KvCache {
     return memory_.get() + block.value() * shape_.bytes_per_block();
   }
 
+  // ---- As tiers see it.
+  int64_t bytes_per_block() const override { return shape_.bytes_per_block(); }
+  absl::StatusOr<std::byte*> Reserve(uint32_t blocks) override;
+  absl::Status CopyOut(BlockId from, std::byte* to) override;
+  absl::Status CopyIn(const std::byte* from, BlockId to) override;
+
   uint32_t block_count() const { return blocks_; }
   const KvShape& shape() const { return shape_; }
 
@@ -66,6 +74,7 @@ class KvCache {
   KvShape shape_;
   uint32_t blocks_ = 0;
   Mapping memory_, open_;
+  std::vector<Mapping> reserved_;
 };
 
 // The number of blocks, the null block included, when the operator names none: a quarter

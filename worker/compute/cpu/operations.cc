@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "worker/compute/cpu/cpu_backend.h"
+#include "worker/compute/host/split_weights.h"
 
 namespace flotilla::worker {
 namespace {
@@ -18,10 +19,6 @@ constexpr int64_t kParallelElements = 16 * 1024;
 constexpr int kAttentionRows = 16;
 // With a latent all query heads share one KV head; so many are an item.
 constexpr int kLatentHeads = 12;
-// Registers of a tree over kMaxSplits splits, of columns that stay in L1.
-constexpr int kTreeDepth = 10;
-constexpr int64_t kTreeColumns = 256;
-static_assert(kernels::kMaxSplits < 1 << (kTreeDepth - 1));
 
 }  // namespace
 
@@ -244,34 +241,13 @@ void CpuBackend::RunProjection(BufferHandle in, ProjectionHandle handle, bool ac
   const auto parts = options_.exchange->SharePartials(count * rows() * hidden);
   ForRows(rows(), hidden * static_cast<int64_t>(projection.tree.parts.size()),
           [&](int64_t begin, int64_t end) {
-            AddParts(projection.tree, parts, begin, end, accumulate, out);
+            AddParts(ops_, projection.tree, parts, rows(), hidden, begin, end, accumulate,
+                     out.data.data());
             if (projection.bias.empty()) return;
             for (int64_t r = begin; r < end; ++r) {
               ops_.add(projection.bias.data(), out.data.data() + r * hidden, hidden);
             }
           });
-}
-
-void CpuBackend::AddParts(const SumTree& tree, absl::Span<const float* const> parts, int64_t begin,
-                          int64_t end, bool accumulate, Buffer& out) {
-  const int64_t hidden = out.width;
-  float registers[kTreeDepth][kTreeColumns];
-  for (int64_t at = begin * hidden; at < end * hidden; at += kTreeColumns) {
-    const int64_t n = std::min(kTreeColumns, end * hidden - at);
-    for (const TreeStep& step : tree.program.steps) {
-      if (step.load) {
-        const SumTree::Part& part = tree.parts[step.from];
-        std::copy_n(parts[part.rank] + part.place * rows() * hidden + at, n, registers[step.to]);
-      } else {
-        ops_.add(registers[step.to + 1], registers[step.to], n);
-      }
-    }
-    if (accumulate) {
-      ops_.add(registers[0], out.data.data() + at, n);
-    } else {
-      std::copy_n(registers[0], n, out.data.data() + at);
-    }
-  }
 }
 
 void CpuBackend::AddScaled(BufferHandle in, float factor, BufferHandle residual) {

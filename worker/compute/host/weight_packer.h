@@ -14,7 +14,7 @@
 #include "common/rt/load_progress.h"
 #include "kernels/packed_matrix.h"
 #include "worker/compute/backend.h"
-#include "worker/compute/cpu/thread_pool.h"
+#include "worker/compute/host/thread_pool.h"
 
 namespace flotilla::worker {
 
@@ -42,6 +42,8 @@ class WeightPacker {
   absl::Status Pack(ThreadPool& pool, LoadProgress* progress = nullptr);
 
   std::int64_t bytes() const { return bytes_; }  // of all matrices
+  // Those of the file that Pack will read.
+  std::uint64_t file_bytes() const;
 
  private:
   // A part of a tensor that goes into a matrix. The `count` rows from `row` on become the matrix

@@ -1,5 +1,6 @@
 // Copies between the KV cache and its tiers: contents, order, ends, failures.
-#include "worker/compute/cpu/tier_store.h"
+#include "worker/compute/host/tier_store.h"
+#include "worker/compute/cpu/kv_cache.h"
 
 #include <cstring>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "worker/compute/cpu/tier_store.h"
+#include "worker/compute/host/tier_store.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,9 +13,10 @@
 namespace flotilla::worker {
 
 absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Create(const TierOptions& options,
-                                                             KvCache& cache, const Clock& clock,
+                                                             TieredBlocks& blocks,
+                                                             const Clock& clock,
                                                              LoadProgress* progress) {
-  auto store = std::unique_ptr<TierStore>(new TierStore(cache));
+  auto store = std::unique_ptr<TierStore>(new TierStore(blocks));
   if (options.host_blocks > 0) {
     if (absl::Status s = store->AddHost(options.host_blocks); !s.ok()) return s;
   }
@@ -40,21 +41,24 @@ TierStore::~TierStore() {
 }
 
 absl::Status TierStore::AddHost(std::uint32_t blocks) {
-  absl::StatusOr<KvCache> host = KvCache::Create(cache_.shape(), blocks);
+  const auto host = blocks_.Reserve(blocks);
   if (!host.ok()) return host.status();
-  host_ = *std::move(host);
+  host_ = *host;
   tiers_.push_back({.kind = KvTier::Kind::kHost, .block_count = blocks});
   return absl::OkStatus();
 }
 
 absl::Status TierStore::AddDisk(std::uint32_t blocks, const std::string& directory,
                                 LoadProgress* progress) {
+  const auto staged = blocks_.Reserve(1);
+  if (!staged.ok()) return staged.status();
+  staged_ = *staged;
   disk_ = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (disk_ < 0) {
     return absl::UnavailableError(absl::StrCat("no file for KV blocks can be made in '", directory,
                                                "': ", std::strerror(errno)));
   }
-  const off_t bytes = off_t{blocks} * cache_.shape().bytes_per_block();
+  const off_t bytes = off_t{blocks} * blocks_.bytes_per_block();
   // Some file systems write every block, so a large file takes a while.
   constexpr off_t kPiece = off_t{64} << 20;
   int error = 0;
@@ -133,32 +137,29 @@ void TierStore::Loop() {
 }
 
 absl::Status TierStore::Copy(const BackgroundCopy& copy) {
-  const std::size_t bytes = static_cast<std::size_t>(cache_.shape().bytes_per_block());
+  const bool out = copy.kind == BackgroundCopy::Kind::kOut;
+  const bool disk = tiers_[copy.tier].kind == KvTier::Kind::kDisk;
   for (const BackgroundCopy::Move& move : copy.moves) {
-    if (tiers_[copy.tier].kind == KvTier::Kind::kDisk) {
-      if (absl::Status s = CopyDisk(copy.kind, move); !s.ok()) return s;
-      continue;
+    std::byte* const slot = disk ? staged_ : host_ + move.slot * blocks_.bytes_per_block();
+    absl::Status status;
+    if (disk && !out) status = MoveDisk(copy.kind, move.slot);
+    if (status.ok()) {
+      status = out ? blocks_.CopyOut(move.block, slot) : blocks_.CopyIn(slot, move.block);
     }
-    std::byte* block = cache_.Block(move.block);
-    std::byte* slot = host_.Block(BlockId(move.slot));
-    if (copy.kind == BackgroundCopy::Kind::kOut) {
-      std::memcpy(slot, block, bytes);
-    } else {
-      std::memcpy(block, slot, bytes);
-    }
+    if (status.ok() && disk && out) status = MoveDisk(copy.kind, move.slot);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::Status TierStore::CopyDisk(BackgroundCopy::Kind kind, const BackgroundCopy::Move& move) {
-  const auto size = static_cast<std::size_t>(cache_.shape().bytes_per_block());
-  std::byte* block = cache_.Block(move.block);
-  const off_t begin = off_t{move.slot} * static_cast<off_t>(size);
+absl::Status TierStore::MoveDisk(BackgroundCopy::Kind kind, std::uint32_t slot) {
+  const auto size = static_cast<std::size_t>(blocks_.bytes_per_block());
+  const off_t begin = off_t{slot} * static_cast<off_t>(size);
   for (std::size_t at = 0; at < size;) {
     const off_t offset = begin + static_cast<off_t>(at);
     const ssize_t moved = kind == BackgroundCopy::Kind::kOut
-                              ? pwrite(disk_, block + at, size - at, offset)
-                              : pread(disk_, block + at, size - at, offset);
+                              ? pwrite(disk_, staged_ + at, size - at, offset)
+                              : pread(disk_, staged_ + at, size - at, offset);
     if (moved < 0 && errno == EINTR) continue;
     if (moved <= 0) {
       return absl::UnavailableError(

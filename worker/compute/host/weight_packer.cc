@@ -1,4 +1,4 @@
-#include "worker/compute/cpu/weight_packer.h"
+#include "worker/compute/host/weight_packer.h"
 
 #include <algorithm>
 #include <memory>
@@ -104,12 +104,15 @@ uint64_t WeightPacker::FileBytes(const Item& item, const Source& source, int64_t
          std::max<uint64_t>(1, inputs);
 }
 
-absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {
+uint64_t WeightPacker::file_bytes() const {
   uint64_t bytes = 0;
   for (const Item& item : items_) {
     for (const Source& source : item.sources) bytes += FileBytes(item, source, source.count);
   }
-  if (progress != nullptr) progress->Begin(LoadPhase::kWeights, bytes);
+  return bytes;
+}
+
+absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {
   std::vector<absl::Status> results(items_.size());
   pool.ParallelItems(static_cast<int64_t>(items_.size()), [&](int64_t i) {
     for (const Source& source : items_[i].sources) {

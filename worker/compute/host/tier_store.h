@@ -1,9 +1,9 @@
-// TierStore: the tiers of one rank below its KV cache, and the thread that copies.
+// TierStore: the tiers of one rank below its KV memory, and the thread that copies.
 //
-// The host tier is memory outside the block pool (for a GPU; on a CPU it is the same
-// DRAM). The disk tier is an unnamed file. Copies run in the order in which they are
-// started, beside the forward. The scheduler decides which blocks and slots they may
-// touch. The executor's thread calls Start, TakeDone and Reset.
+// The host tier is memory outside the block pool (on a CPU it is the same DRAM). The disk tier is
+// an unnamed file. Copies run in the order in which they are started, beside the forward. The
+// scheduler decides which blocks and slots they may touch. The executor's thread calls Start,
+// TakeDone and Reset.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,30 @@
 #include "common/types/executor.h"
 #include "common/types/plan.h"
 #include "worker/compute/backend.h"
-#include "worker/compute/cpu/kv_cache.h"
 
 namespace flotilla::worker {
 
+// The blocks that tiers copy, where the backend has them. The store's thread calls it, and nobody
+// else does while that thread runs.
+class TieredBlocks {
+ public:
+  virtual ~TieredBlocks() = default;
+  virtual std::int64_t bytes_per_block() const = 0;
+  // Memory of the host for so many blocks, which lives as long as this. RESOURCE_EXHAUSTED: there
+  // is not enough.
+  virtual absl::StatusOr<std::byte*> Reserve(std::uint32_t blocks) = 0;
+  // Copy one block to reserved memory, and back. They return when it is done.
+  virtual absl::Status CopyOut(BlockId from, std::byte* to) = 0;
+  virtual absl::Status CopyIn(const std::byte* from, BlockId to) = 0;
+};
+
 class TierStore {
  public:
-  // Reserves memory and disk and measures what copies cost. `cache` outlives the
+  // Reserves memory and disk and measures what copies cost. `blocks` outlive the
   // store. RESOURCE_EXHAUSTED: not enough of either. UNAVAILABLE: no file can be
   // made in the directory. `progress`, which may be null, learns that it gets further.
   static absl::StatusOr<std::unique_ptr<TierStore>> Create(const TierOptions& options,
-                                                           KvCache& cache, const Clock& clock,
+                                                           TieredBlocks& blocks, const Clock& clock,
                                                            LoadProgress* progress = nullptr);
   // Waits for the copy that runs.
   ~TierStore();
@@ -50,13 +63,14 @@ class TierStore {
   void Reset();
 
  private:
-  explicit TierStore(KvCache& cache) : cache_(cache) {}
+  explicit TierStore(TieredBlocks& blocks) : blocks_(blocks) {}
   absl::Status AddHost(std::uint32_t blocks);
   absl::Status AddDisk(std::uint32_t blocks, const std::string& directory, LoadProgress* progress);
   absl::Status Measure(const Clock& clock);
   void Loop();
   absl::Status Copy(const BackgroundCopy& copy);
-  absl::Status CopyDisk(BackgroundCopy::Kind kind, const BackgroundCopy::Move& move);
+  // Between the file and `staged_`.
+  absl::Status MoveDisk(BackgroundCopy::Kind kind, std::uint32_t slot);
 
   bool Wakes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || !queue_.empty(); }
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -64,9 +78,10 @@ class TierStore {
   }
   bool Quiet() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !copying_; }
 
-  KvCache& cache_;
+  TieredBlocks& blocks_;
   std::vector<KvTier> tiers_;
-  KvCache host_;
+  std::byte* host_ = nullptr;    // the slots of the host tier
+  std::byte* staged_ = nullptr;  // one block on its way to the file or back
   int disk_ = -1;
 
   absl::Mutex mu_;
