@@ -12,13 +12,14 @@ import pathlib
 import re
 import sys
 
-# First path component (or whole name) of an external include -> library.
+# First path component, first two (or whole name) of an external include -> library.
 LIBRARIES = {
     "absl": "absl", "grpc": "grpc", "grpcpp": "grpc", "google": "protobuf", "boost": "boost",
     "nlohmann": "json", "CLI": "cli11", "spdlog": "spdlog", "fmt": "spdlog",
     "prometheus": "prometheus", "pcre2.h": "pcre2", "unicode": "icu", "xxhash.h": "xxhash",
     "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
     "openssl": "openssl", "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
+    "boost/context": "fibers", "cuda_runtime.h": "cuda", "cuda_runtime_api.h": "cuda",
 }
 
 # Pure folders have only values and pure functions. These includes would let a core see
@@ -53,6 +54,9 @@ FOLDERS = {
     "rpc": Folder(may=COMMON, libs=("absl", "grpc", "openssl", "system")),
     "model": Folder(may=COMMON, libs=("absl", "json", "pcre2", "icu", "xxhash", "system")),
     "kernels": Folder(may=COMMON, libs=("absl", "simd", "xxhash", "system")),
+    # What nvcc compiles.
+    "kernels/cuda": Folder(may=("kernels", "kernels/cuda/simulated", "common/types"), libs=("cuda",)),
+    "kernels/cuda/simulated": Folder(may=("kernels",), libs=("fibers", "system")),
     "scheduler/core": Folder(may=("common/types",), libs=("absl",), pure=True),
     "worker/core": Folder(may=("common/types",), libs=("absl",), pure=True),
     "router/core": Folder(may=("common/types",), libs=("absl",), pure=True),
@@ -68,11 +72,15 @@ FOLDERS = {
     "worker/compute": Folder(may=("worker/core", "worker/comm", "worker/compute/decoder", "model",
                                   "kernels") + COMMON,
                              libs=("absl", "system")),
+    # Memory and queues of a GPU, and a simulated one.
+    "worker/device": Folder(may=("kernels",) + COMMON, libs=("absl", "cuda")),
+    "worker/compute/cuda": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/device",
+                                       "model", "kernels") + COMMON, libs=("absl",)),
     # The model's graph. It sees no kernel, thread or device.
     "worker/compute/decoder": Folder(may=("worker/core", "worker/comm", "worker/compute", "model",
                                           "common/types"), libs=("absl",), pure=True),
-    "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/group", "model",
-                               "kernels", "proto/codec") + COMMON,
+    "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/device",
+                               "worker/group", "model", "kernels", "proto/codec") + COMMON,
                           libs=("absl", "mpi", "xxhash", "system")),
     # Makes models: it runs layers on the backend of CPUs, and writes what model/ reads.
     "quantize": Folder(may=("worker/core", "worker/comm", "worker/compute", "model", "kernels") + COMMON,
@@ -101,13 +109,16 @@ FOLDERS = {
 # declare in `flotilla::testing`. A benchmark may declare in the namespace of what it measures.
 NAMESPACES = {folder: "flotilla::" + folder for folder in
               ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "quantize", "cli")}
-NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec"}
+NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec",
+               "kernels/cuda": "flotilla::kernels::cuda", "gpu_check": "flotilla::kernels::cuda"}
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
 HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
           "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "quantize/", "tests/model/",
                                  "tests/quantize/", "tests/fuzz/"),
-          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "quantize/", "tests/worker/"),
+          "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "quantize/", "tests/golden/",
+                                  "tests/gpu_check/", "tests/worker/"),
+          "worker/compute/cuda/": ("worker/compute/cuda/", "worker/exec/rank.cc", "tests/"),
           "model/weights/": ("model/weights/", "model/tensor.cc", "tests/model/"),
           "kernels/packing/": ("kernels/", "tests/kernels/")}
 
@@ -118,7 +129,7 @@ UNNAMED = {"worker/compute/decoder/": re.compile(r"\bkernels::|\bThreadPool\b|\b
 NAMESPACE = re.compile(r"^(?:inline )?namespace (\w[\w:]*) \{(\n(?:(?:class|struct) \w+;\n)+\})?", re.MULTILINE)
 CLOSED = re.compile(r"^\}  // namespace flotilla", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-SUFFIXES = {".h", ".cc"}
+SUFFIXES = {".h", ".cc", ".cu"}
 
 
 def folder_of(path):
@@ -128,9 +139,10 @@ def folder_of(path):
 
 
 def library_of(name, quoted):
-    head = name.split("/")[0]
-    if head in LIBRARIES:
-        return LIBRARIES[head]
+    parts = name.split("/")
+    for head in ("/".join(parts[:2]), parts[0]):
+        if head in LIBRARIES:
+            return LIBRARIES[head]
     if quoted:
         return None
     # Headers of C++ and of the C library have no folder; the rest are the system's headers.
@@ -167,6 +179,23 @@ def check_include(source, name, quoted, files):
     if library != "std" and library not in rule.libs:
         return f"{own} must not use {library}"
     return None
+
+
+def foreign_of_cuda(source, includes):
+    """The libraries that `source` includes, itself or through headers, and that a machine with nvcc
+    alone lacks, as (header, include). `includes`: those of each file, as (name, quoted)."""
+    found, seen = set(), {source}
+    left = [source]
+    while left:
+        file = left.pop()
+        for name, quoted in includes[file]:
+            if name not in includes:
+                if library_of(name, quoted) not in ("std", "cuda", "simd"):
+                    found.add((file, name))
+            elif name not in seen:
+                seen.add(name)
+                left.append(name)
+    return sorted(found)
 
 
 def namespace_of(path):
@@ -206,12 +235,17 @@ def check_tree(root):
     tops = sorted({f.split("/")[0] for f in FOLDERS})
     files = {str(p.relative_to(root)) for top in tops for p in (root / top).rglob("*")
              if p.suffix in SUFFIXES}
+    texts = {path: (root / path).read_text(encoding="utf-8") for path in sorted(files)}
+    includes = {path: [(match[2], match[1] == '"') for match in INCLUDE.finditer(text)]
+                for path, text in texts.items()}
     violations = []
-    for path in sorted(files):
-        text = (root / path).read_text(encoding="utf-8")
+    for path, text in texts.items():
+        if path.endswith(".cu"):
+            violations += [(path, 1, name, f"{file} includes it, but nvcc has no library beside it")
+                           for file, name in foreign_of_cuda(path, includes)]
         # This order shows, when the source compiles, that its header compiles alone
         # (cmake/check_headers.cmake).
-        own, first = re.sub(r"\.cc$", ".h", path), INCLUDE.search(text)
+        own, first = re.sub(r"\.c[cu]$", ".h", path), INCLUDE.search(text)
         if own != path and own in files and (first is None or first[2] != own):
             violations.append((path, 1, own, "a source includes its own header first"))
         for match in INCLUDE.finditer(text):

@@ -58,16 +58,17 @@ install_packages() {
 }
 
 # build PRESET [NINJA_TARGET...]: configures a new folder and builds in build/PRESET.
-# Two builds of one folder wait for each other.
+# Two builds of one folder wait for each other. FLOTILLA_CUDA says whether CUDA code is built
+# (cmake/cuda.cmake).
 build() {
-  local preset=$1 dir=$ROOT/build/$1
+  local preset=$1 dir=$ROOT/build/$1 cuda=${FLOTILLA_CUDA:-auto}
   shift
   mkdir -p "$dir"
   (
     flock -n 9 || { say "waiting for another build in build/$preset"; flock 9; }
-    if [ ! -f "$dir/build.ninja" ]; then
+    if [ ! -f "$dir/build.ninja" ] || ! grep -q "^FLOTILLA_CUDA:[A-Z]*=$cuda\$" "$dir/CMakeCache.txt"; then
       say "configuring build/$preset"
-      (cd "$ROOT" && cmake --preset "$preset" >"$dir/configure.log" 2>&1) ||
+      (cd "$ROOT" && cmake --preset "$preset" -DFLOTILLA_CUDA="$cuda" >"$dir/configure.log" 2>&1) ||
         { cat "$dir/configure.log" >&2; die "cmake failed"; }
     fi
     # A no-op is silent; anything else shows ninja's own progress.
@@ -97,6 +98,18 @@ install_python() {
   say "installing Python packages of ${1#"$ROOT"/}"
   "$venv/bin/pip" install --quiet "${@:3}" -r "$1" </dev/null >&2
   touch "$stamp"
+}
+
+# Installs the compiler of CUDA in the virtual environment if cmake/cuda.cmake finds none elsewhere.
+# FLOTILLA_CUDA=off does without.
+install_cuda() {
+  [ "${FLOTILLA_CUDA:-auto}" != off ] || return 0
+  local nvcc major
+  for nvcc in nvcc /usr/local/cuda/bin/nvcc; do
+    major=$("$nvcc" --version 2>/dev/null | sed -nE 's/.* release ([0-9]+)\..*/\1/p') || true
+    [ "${major:-0}" -lt 13 ] || return 0
+  done
+  install_python scripts/cuda_requirements.txt "$VENV" --no-deps
 }
 
 # Prints the path of kubectl, whose kustomize renders deploy/k8s; fetches it when

@@ -1,5 +1,5 @@
-"""Every mutant fits the sources as they are, and only a failed seed or a crash
-counts as seen."""
+"""Every mutant fits the sources as they are, and only a failed seed, a failed test or a
+crash counts as seen."""
 
 import importlib.machinery
 import importlib.util
@@ -49,6 +49,20 @@ class Mutants(unittest.TestCase):
         self.assertIsNone(mutants.judge_test(0, "[  PASSED  ] 2 tests."))
         with self.assertRaises(mutants.Stale):
             mutants.judge_test(0, "[==========] Running 0 tests from 0 test suites.")
+
+    def test_a_failed_op_is_seen_with_its_case(self):
+        output = ("repeat with: FLOTILLA_CASE=3 FLOTILLA_SCHEDULE=1 kernels_cuda_ops_test\n"
+                  "[  FAILED  ] Ops/A.B/top_n, where GetParam() = top_n (3 ms)")
+        self.assertEqual(mutants.judge_test(1, output), "Ops/A.B/top_n (case 3, schedule 1)")
+
+    def test_the_path_says_which_program_must_fail(self):
+        def made(path, tests=""):
+            mutant = mutants.Mutant("m", path, "old", "new", tests)
+            return mutant.program, mutant.filter
+
+        self.assertEqual(made("kernels/cuda/norm.cu", "rms_norm"), ("kernels_cuda_ops_test", "*/rms_norm"))
+        self.assertEqual(made("scheduler/core/a.cc", "A.*"), ("scheduler_test", "A.*"))
+        self.assertEqual(made("worker/core/a.cc"), ("sim_test", mutants.SIMULATION))
 
     def test_what_seeds_did_not_meet_is_not_seen(self):
         self.assertIsNone(mutants.judge(0, ""))
