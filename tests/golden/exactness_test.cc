@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
+#include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
 
 namespace flotilla::testing {
@@ -330,6 +331,19 @@ TEST_P(TinyExactnessTest, ReferencePath) {
                      .draft_tokens = 3,
                      .draft_layers = 1,
                      .backend = deferred});
+    const auto gpu = testing::MakeSimulatedGpus(kShuffleSeed);
+    exactness.Check({.name = "simulated GPU", .chunk_tokens = 33, .backend = gpu});
+    exactness.Check({.name = "simulated GPU, small pool, n-grams",
+                     .kv_blocks = kSmallPool,
+                     .order = Way::Order::kLongestFirst,
+                     .speculation = worker::Speculation::kNgram,
+                     .backend = gpu});
+    exactness.Check({.name = "simulated GPU, draft",
+                     .order = Way::Order::kAlone,
+                     .speculation = worker::Speculation::kDraft,
+                     .draft_tokens = 3,
+                     .draft_layers = 1,
+                     .backend = gpu});
   }
 }
 

@@ -5,6 +5,7 @@
 // computes does not matter either: the deferred backend, which shares only the reference kernels
 // with that of CPUs, gives these bits too.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,8 +21,10 @@
 #include "tests/support/hf_folder.h"
 #include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
+#include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_case.h"
 #include "tests/support/tiny_gguf.h"
+#include "worker/compute/cpu/cpu_backend.h"
 
 namespace flotilla::testing {
 namespace {
@@ -59,14 +62,17 @@ struct Way {
   std::string name;
   worker::ParallelShape shape;
   bool deferred = false;
+  worker::BackendMaker gpus = nullptr;  // simulated ones; null: none
   kernels::Isa isa = kernels::DetectIsas().back();
   std::uint32_t chunk = 256;
   bool small_pool = false;  // most requests are preempted
   bool tier = false;        // and swapped, if that takes less time than to compute again
 
-  // Of the requests. The reference kernels are slow.
+  bool fibers = false;  // the GPUs run their kernels, and no loops in place of them
+
+  // Of the requests. The reference kernels and fibers are slow.
   std::size_t requests() const {
-    return deferred || isa == kernels::Isa::kReference ? 4 : kRequests;
+    return deferred || fibers || isa == kernels::Isa::kReference ? 4 : kRequests;
   }
 };
 
@@ -98,12 +104,33 @@ std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
   return ways;
 }
 
+// The ways of models that GPUs compute, each with an order of queues of its own.
+std::vector<Way> GpuWays(std::uint64_t seed, GpuMode mode) {
+  const auto gpus = [&] { return MakeSimulatedGpus(seed++, mode); };
+  // The odd ranks of a stage are those of the CPU.
+  const auto mixed = [&]() -> worker::BackendMaker {
+    return [gpu = gpus()](const worker::BackendOptions& options) {
+      return options.tensor_rank % 2 == 0 ? gpu(options) : worker::MakeCpuBackend(options);
+    };
+  };
+  return {
+      {.name = "GPU", .shape = {1, 1}, .gpus = gpus()},
+      {.name = "GPU, chunks of 7", .shape = {1, 1}, .gpus = gpus(), .chunk = 7},
+      {.name = "GPU, small pool", .shape = {1, 1}, .gpus = gpus(), .small_pool = true},
+      {.name = "GPU, tier", .shape = {1, 1}, .gpus = gpus(), .small_pool = true, .tier = true},
+      {.name = "GPUs, tp2", .shape = {2, 1}, .gpus = gpus()},
+      {.name = "GPUs, pp2", .shape = {1, 2}, .gpus = gpus()},
+      {.name = "GPUs, tp2pp2", .shape = {2, 2}, .gpus = gpus()},
+      {.name = "GPU and CPU, tp2", .shape = {2, 1}, .gpus = mixed()},
+      {.name = "GPU and CPU, small pool", .shape = {2, 1}, .gpus = mixed(), .small_pool = true}};
+}
+
 // A small pool has room for the longest request, and not for all that run.
 std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way, bool runs) {
   std::uint32_t blocks = 0;
   for (const model::KvGroupSpec& group : spec.kv_groups) {
     const bool alone = spec.kv_groups.size() == 1 && group.window == 0;
-    blocks += !way.small_pool ? 256 : !alone ? 9 : runs ? 20 : 30;
+    blocks += !way.small_pool ? 256 : way.fibers ? 6 : !alone ? 9 : runs ? 20 : 30;
   }
   return blocks;
 }
@@ -114,6 +141,7 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
                                  worker::Recipe recipe, const MaybeKvFormats& kv) {
   EngineRunner::Options options;
   options.rank.max_context = spec.served_context;
+  options.rank.make_backend = way.gpus;
   if (way.deferred) {
     options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
   }
@@ -138,9 +166,11 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
 
 // Runs the requests alone, and then all together in every way, each twice: the second time most of
 // their prompts are in the prefix cache.
-void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
-                       const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0,
-                       const MaybeKvFormats& kv = std::nullopt) {
+void ExpectTheSameBits(
+    const std::shared_ptr<const model::Checkpoint>& file,
+    const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0,
+    const MaybeKvFormats& kv = std::nullopt,
+    const std::function<std::vector<Way>(const model::ModelSpec&, worker::Recipe)>& ways = Ways) {
   const auto spec = model::LoadSpec(*file, served);
   ASSERT_TRUE(spec.ok()) << spec.status();
   for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
@@ -151,7 +181,7 @@ void ExpectTheSameBits(const std::shared_ptr<const model::Checkpoint>& file,
         alone.push_back(runner.Run({request}).front().Bits());
       }
     }
-    for (const Way& way : Ways(*spec, recipe)) {
+    for (const Way& way : ways(*spec, recipe)) {
       // The deferred backend keeps nothing by runs.
       if (way.deferred && kv.has_value() && kv->has_runs()) continue;
       SCOPED_TRACE(absl::StrCat(std::string(worker::RecipeName(recipe)), ", ", way.name));
@@ -198,6 +228,48 @@ TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(AllTinyCases()), TinyCaseName);
+
+// Models that GPUs compute, on simulated ones and beside CPUs, with 5 seeds of the order in which
+// the queues of a GPU go on.
+class GpuLayoutsTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GpuLayoutsTest, SimulatedGpusGiveTheBitsOfTheCpu) {
+  const TinyCase tiny = ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  const bool base = GetParam() == std::string("tiny/llama");
+  for (std::uint64_t seed = 1; seed <= (base ? 5 : 1); ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, std::nullopt,
+                      [&](const model::ModelSpec&, worker::Recipe) {
+                        return GpuWays(1000 * seed, GpuMode::kQueues);
+                      });
+    if (HasFailure()) return;
+  }
+}
+
+// The kernels themselves, as fibers: two ranks, preempted and swapped, and in long runs all ways.
+TEST(TinyLayouts, KernelsOnFibersGiveTheBitsOfTheCpu) {
+  const TinyCase tiny = ReadTinyCase("tiny/llama");
+  ASSERT_NE(tiny.file, nullptr);
+  ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, std::nullopt,
+                    [](const model::ModelSpec&, worker::Recipe recipe) {
+                      std::vector<Way> ways = GpuWays(/*seed=*/1, GpuMode::kFibers);
+                      for (Way& way : ways) way.fibers = true;
+                      if (LongTests()) return ways;
+                      std::erase_if(ways, [&](const Way& way) {
+                        return way.name !=
+                               (recipe == worker::Recipe::kFp32 ? "GPUs, tp2" : "GPU, tier");
+                      });
+                      return ways;
+                    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, GpuLayoutsTest,
+                         ::testing::Values("tiny/llama", "tiny/qwen3", "tiny/qwen2",
+                                           "tiny/llama3_rope", "tiny/smollm3_nope"),
+                         [](const auto& info) {
+                           return std::string(info.param).substr(std::string("tiny/").size());
+                         });
 
 // A rank of two begins inside a super-block of 256: with one of two splits of 128 of the attention
 // output, and with three of six of the FFN.

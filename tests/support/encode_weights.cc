@@ -27,6 +27,18 @@ void EncodeQ8_0(std::span<const float> values, std::vector<std::byte>& out) {
   for (const float v : values) Put(out, static_cast<int8_t>(scale > 0 ? std::round(v / scale) : 0));
 }
 
+// A block of 32 as model/weights/q4_0.cc reads it: the number of the largest size is -8.
+void EncodeQ4_0(std::span<const float> values, std::vector<std::byte>& out) {
+  const float most = *std::max_element(
+      values.begin(), values.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+  const float scale = most / -8;
+  const auto code = [&](size_t j) {
+    return scale != 0 ? std::clamp(std::lround(values[j] / scale) + 8, 0l, 15l) : 8l;
+  };
+  Put(out, model::FloatToHalf(scale));
+  for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
+}
+
 // A block of 32 as model/weights/q4_1.cc reads it.
 void EncodeQ4_1(std::span<const float> values, std::vector<std::byte>& out) {
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
@@ -260,6 +272,7 @@ constexpr Encoder kEncoders[] = {
      [](auto values, auto& out) {
        Put(out, static_cast<uint16_t>(std::bit_cast<uint32_t>(values[0]) >> 16));
      }},
+    {model::GgmlType::kQ4_0, 32, EncodeQ4_0},
     {model::GgmlType::kQ4_1, 32, EncodeQ4_1},
     {model::GgmlType::kQ8_0, 32, EncodeQ8_0},
     {model::GgmlType::kQ2_K, 256, EncodeQ2_K},

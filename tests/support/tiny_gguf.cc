@@ -99,24 +99,26 @@ constexpr std::string_view kChatMl =
 uint32_t ValueDim(const TinyModelOptions& o) { return o.value_dim == 0 ? o.head_dim : o.value_dim; }
 
 void AddMetadata(const TinyModelOptions& o, GgufBuilder& file) {
-  file.AddString("general.architecture", "llama");
+  const std::string architecture = o.head_norms ? "qwen3" : "llama";
+  const auto key = [&](std::string_view name) { return architecture + "." + std::string(name); };
+  file.AddString("general.architecture", architecture);
   file.AddString("general.name", "tiny");
   file.AddUint32("general.quantization_version", 2);
-  file.AddUint32("llama.block_count", o.layers);
-  file.AddUint32("llama.context_length", o.context_length);
-  file.AddUint32("llama.embedding_length", o.hidden);
-  file.AddUint32("llama.feed_forward_length", o.ffn);
-  file.AddUint32("llama.attention.head_count", o.heads);
-  file.AddUint32("llama.attention.head_count_kv", o.kv_heads);
-  file.AddUint32("llama.attention.key_length", o.head_dim);
-  file.AddUint32("llama.attention.value_length", ValueDim(o));
-  file.AddUint32("llama.rope.dimension_count", o.head_dim);
-  file.AddFloat("llama.rope.freq_base", o.rope_base);
-  file.AddFloat("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  file.AddUint32("llama.vocab_size", o.vocab);
+  file.AddUint32(key("block_count"), o.layers);
+  file.AddUint32(key("context_length"), o.context_length);
+  file.AddUint32(key("embedding_length"), o.hidden);
+  file.AddUint32(key("feed_forward_length"), o.ffn);
+  file.AddUint32(key("attention.head_count"), o.heads);
+  file.AddUint32(key("attention.head_count_kv"), o.kv_heads);
+  file.AddUint32(key("attention.key_length"), o.head_dim);
+  file.AddUint32(key("attention.value_length"), ValueDim(o));
+  file.AddUint32(key("rope.dimension_count"), o.head_dim);
+  file.AddFloat(key("rope.freq_base"), o.rope_base);
+  file.AddFloat(key("attention.layer_norm_rms_epsilon"), 1e-5f);
+  file.AddUint32(key("vocab_size"), o.vocab);
   if (o.experts > 0) {
-    file.AddUint32("llama.expert_count", o.experts);
-    file.AddUint32("llama.expert_used_count", 2);
+    file.AddUint32(key("expert_count"), o.experts);
+    file.AddUint32(key("expert_used_count"), 2);
   }
 
   const Vocabulary vocab = MakeVocabulary(o);
@@ -150,10 +152,10 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
                           model::GgmlType type) {
     tensor(name, {columns, rows}, type);
   };
-  const auto norm = [&](const std::string& name) {
-    std::vector<float> values(o.hidden);
+  const auto norm = [&](const std::string& name, uint32_t width) {
+    std::vector<float> values(width);
     for (float& value : values) value = 1.0f + 0.1f * unit();
-    file.AddTensor(name, {o.hidden}, model::GgmlType::kF32,
+    file.AddTensor(name, {width}, model::GgmlType::kF32,
                    EncodeTensor(model::GgmlType::kF32, values));
   };
   const uint64_t q_width = uint64_t{o.heads} * o.head_dim;
@@ -163,12 +165,16 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
   matrix("token_embd.weight", o.hidden, o.vocab, o.embedding_type);
   for (uint32_t layer = 0; layer < o.layers; ++layer) {
     const std::string prefix = "blk." + std::to_string(layer) + ".";
-    norm(prefix + "attn_norm.weight");
+    norm(prefix + "attn_norm.weight", o.hidden);
     matrix(prefix + "attn_q.weight", o.hidden, q_width, o.matrix_type);
     matrix(prefix + "attn_k.weight", o.hidden, key_width, o.matrix_type);
     matrix(prefix + "attn_v.weight", o.hidden, value_width, other);
     matrix(prefix + "attn_output.weight", uint64_t{o.heads} * ValueDim(o), o.hidden, o.matrix_type);
-    norm(prefix + "ffn_norm.weight");
+    if (o.head_norms) {
+      norm(prefix + "attn_q_norm.weight", o.head_dim);
+      norm(prefix + "attn_k_norm.weight", o.head_dim);
+    }
+    norm(prefix + "ffn_norm.weight", o.hidden);
     if (o.experts > 0) {
       matrix(prefix + "ffn_gate_inp.weight", o.hidden, o.experts, model::GgmlType::kF32);
       tensor(prefix + "ffn_gate_exps.weight", {o.hidden, o.ffn, o.experts}, o.matrix_type);
@@ -180,7 +186,7 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
     matrix(prefix + "ffn_up.weight", o.hidden, o.ffn, other);
     matrix(prefix + "ffn_down.weight", o.ffn, o.hidden, other);
   }
-  norm("output_norm.weight");
+  norm("output_norm.weight", o.hidden);
   if (!o.tied_embedding) matrix("output.weight", o.hidden, o.vocab, o.embedding_type);
 }
 

@@ -1,4 +1,4 @@
-// A GGUF writer and a tiny Llama model for tests. The model has a real container, a
+// A GGUF writer and a tiny model for tests, a Llama or a Qwen3. The model has a real container, a
 // real byte-level BPE tokenizer, the ChatML template and seeded random weights. Equal
 // options give equal bytes. No file is needed: pass the bytes to ParseCheckpoint.
 #pragma once
@@ -63,6 +63,7 @@ struct TinyModelOptions {
   bool lists_padding = true;  // among the tokens, as llama.cpp's converter does
   uint32_t context_length = 512;
   float rope_base = 10000.0f;
+  bool head_norms = false;  // q and k are normed by head, as in Qwen3, which the model then is
   bool tied_embedding = true;
   model::GgmlType matrix_type = model::GgmlType::kQ4_1;
   // Of V, up and down; none: as the other matrices.

@@ -29,10 +29,12 @@
 #include "tests/support/deferred_backend.h"
 #include "tests/support/encode_weights.h"
 #include "tests/support/random.h"
+#include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
 #include "tests/worker/compute/decoder_machine.h"
 #include "worker/comm/shared_memory_communicator.h"
 #include "worker/compute/cpu/cpu_backend.h"
+#include "worker/compute/cuda/cuda_backend.h"
 #include "worker/compute/decoder/decoder.h"
 
 namespace flotilla::worker {
@@ -301,6 +303,8 @@ BackendMaker Deferred(const Case& c) {
   return MakeDeferredBackends(c.seed, static_cast<std::uint32_t>(c.lag + 1));
 }
 
+BackendMaker SimulatedGpu(const Case& c) { return testing::MakeSimulatedGpus(c.seed); }
+
 // One rank of a group.
 class ScenarioRank {
  public:
@@ -465,6 +469,11 @@ TEST_P(BackendsTest, GiveTheSameBits) {
         SCOPED_TRACE(Describe(c));
         const GroupOutcome expected = RunGroup(c, {MakeCpuBackend});
         ExpectSameGroup(expected, RunGroup(c, {Deferred(c)}));
+        if (CudaBackend::CheckModel(model.spec).ok()) {
+          SCOPED_TRACE("simulated GPUs");
+          ExpectSameGroup(expected, RunGroup(c, {SimulatedGpu(c)}));
+          ExpectSameGroup(expected, RunGroup(c, {MakeCpuBackend, SimulatedGpu(c)}));
+        }
         c.lag = shape.ranks() > 1 ? shape.pipeline : 3;
         ExpectSameGroup(expected, shape.ranks() > 1 ? RunGroup(c, {Deferred(c), MakeCpuBackend})
                                                     : RunGroup(c, {Deferred(c)}));

@@ -1,0 +1,26 @@
+#include "tests/support/simulated_gpu.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "tests/kernels/cuda/host_ops.h"
+#include "worker/compute/cuda/cuda_backend.h"
+#include "worker/device/simulated_device.h"
+
+namespace flotilla::testing {
+
+worker::BackendMaker MakeSimulatedGpus(std::uint64_t seed, GpuMode mode, GpuFailure failure) {
+  const auto made = std::make_shared<std::atomic<std::uint64_t>>(0);
+  return [seed, mode, made, failure = std::move(failure)](const worker::BackendOptions& options) {
+    worker::SimulatedDeviceOptions device;
+    device.seed = seed * 1000 + made->fetch_add(1);
+    device.ops =
+        mode == GpuMode::kQueues ? &kernels::cuda::HostOps() : &kernels::cuda::SimulatedOps();
+    auto gpu = std::make_unique<worker::SimulatedDevice>(device);
+    if (failure != nullptr && *failure > 0) gpu->FailAfter(*failure);
+    return std::make_unique<worker::CudaBackend>(options, std::move(gpu));
+  };
+}
+
+}  // namespace flotilla::testing

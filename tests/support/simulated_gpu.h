@@ -1,0 +1,25 @@
+// Backends of GPUs without a GPU: CudaBackend over a SimulatedDevice.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "worker/compute/backend.h"
+
+namespace flotilla::testing {
+
+enum class GpuMode : std::uint8_t {
+  kQueues,  // the work of queues, with loops in place of kernels (tests/kernels/cuda/host_ops.h)
+  kFibers,  // with the kernels themselves
+};
+
+// The pieces of work until the GPUs of MakeSimulatedGpus that are made from now on fail (1: the
+// first); 0: they do not.
+using GpuFailure = std::shared_ptr<std::atomic<std::int64_t>>;
+
+// Returns a maker whose backends each have an order of queues, and of threads, of their own.
+worker::BackendMaker MakeSimulatedGpus(std::uint64_t seed, GpuMode mode = GpuMode::kQueues,
+                                       GpuFailure failure = nullptr);
+
+}  // namespace flotilla::testing

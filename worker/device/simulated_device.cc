@@ -1,0 +1,202 @@
+#include "worker/device/simulated_device.h"
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/noise.h"
+
+namespace flotilla::worker {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+// A call that enqueues lets at most this many pieces of work run.
+constexpr std::uint64_t kMostDrift = 4;
+
+}  // namespace
+
+SimulatedDevice::SimulatedDevice(const SimulatedDeviceOptions& options)
+    : options_(options), random_(kernels::Mix64(options.seed)) {
+  stream_.seed = options.seed;
+}
+
+SimulatedDevice::~SimulatedDevice() {
+  absl::MutexLock lock(&mu_);
+  for (auto& queue : queues_) queue.clear();
+}
+
+std::uint64_t SimulatedDevice::Draw() { return random_ = kernels::Mix64(random_); }
+
+absl::StatusOr<Device::Memory> SimulatedDevice::Allocate(std::size_t bytes) {
+  return Make(bytes, /*pinned=*/false);
+}
+absl::StatusOr<Device::Memory> SimulatedDevice::AllocatePinned(std::size_t bytes) {
+  return Make(bytes, /*pinned=*/true);
+}
+
+absl::StatusOr<Device::Memory> SimulatedDevice::Make(std::size_t bytes, bool pinned) {
+  absl::MutexLock lock(&mu_);
+  if (!failure_.ok()) return failure_;
+  const auto size = static_cast<std::int64_t>(bytes);
+  if (!pinned && size > options_.memory_bytes - used_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(name_, " has no room for ", bytes, " bytes; ",
+                                                     options_.memory_bytes - used_bytes_,
+                                                     " bytes are free"));
+  }
+  // Of the exact size, so that the address sanitizer sees what kernels reach behind its end.
+  auto* const data = static_cast<std::byte*>(::operator new(bytes, kAlignment));
+  std::memset(data, 0xFF, bytes);
+  blocks_.emplace(data, Block{bytes, pinned});
+  if (!pinned) used_bytes_ += size;
+  return Memory(this, data, bytes, pinned);
+}
+
+void SimulatedDevice::Free(std::byte* data, bool pinned) {
+  absl::MutexLock lock(&mu_);
+  const auto at = blocks_.find(data);
+  if (at == blocks_.end()) return;
+  if (!pinned) used_bytes_ -= static_cast<std::int64_t>(at->second.bytes);
+  std::memset(data, 0xFF, at->second.bytes);
+  blocks_.erase(at);
+  ::operator delete(data, kAlignment);
+}
+
+std::int64_t SimulatedDevice::FreeBytes() {
+  absl::MutexLock lock(&mu_);
+  return options_.memory_bytes - used_bytes_;
+}
+
+bool SimulatedDevice::Owns(const void* data, std::size_t bytes, bool pinned) const {
+  const auto* const begin = static_cast<const std::byte*>(data);
+  auto at = blocks_.upper_bound(begin);
+  if (at == blocks_.begin()) return false;
+  --at;
+  return at->second.pinned == pinned && begin + bytes <= at->first + at->second.bytes;
+}
+
+void SimulatedDevice::Fail(const absl::Status& status) {
+  if (failure_.ok()) failure_ = status;
+}
+
+void SimulatedDevice::FailAfter(std::int64_t pieces) {
+  absl::MutexLock lock(&mu_);
+  pieces_left_ = pieces;
+}
+
+bool SimulatedDevice::Step() {
+  int able[kQueues], count = 0;
+  for (int i = 0; i < kQueues; ++i) {
+    if (queues_[i].empty()) continue;
+    const Work& work = queues_[i].front();
+    if (work.wait && pending_.count(work.event) != 0) continue;
+    able[count++] = i;
+  }
+  if (count == 0) return false;
+  std::deque<Work>& queue = queues_[able[Draw() % static_cast<std::uint64_t>(count)]];
+  const Work work = std::move(queue.front());
+  queue.pop_front();
+  if (work.run == nullptr) {
+    if (!work.wait) pending_.erase(work.event);
+    return true;
+  }
+  if (pieces_left_ > 0 && --pieces_left_ == 0) {
+    Fail(absl::InternalError("the simulated GPU fails, as the test wants it"));
+  }
+  if (!failure_.ok()) return true;  // what follows an error does not run
+  if (const absl::Status status = work.run(); !status.ok()) Fail(status);
+  return true;
+}
+
+void SimulatedDevice::Drift() {
+  for (std::uint64_t left = Draw() % (kMostDrift + 1); left > 0 && Step(); --left) {
+  }
+}
+
+void SimulatedDevice::Enqueue(Queue queue, Work work) {
+  queues_[static_cast<int>(queue)].push_back(std::move(work));
+  Drift();
+}
+
+void SimulatedDevice::Move(Queue queue, std::string what, void* to, bool to_pinned,
+                           const void* from, bool from_pinned, std::size_t bytes) {
+  absl::MutexLock lock(&mu_);
+  const auto check = [this, what = std::move(what), to, to_pinned, from, from_pinned, bytes]()
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) -> absl::Status {
+    if (Owns(to, bytes, to_pinned) && Owns(from, bytes, from_pinned)) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(what, " of ", bytes, " bytes that nobody owns"));
+  };
+  if (const absl::Status status = check(); !status.ok()) return Fail(status);
+  if (to_pinned) std::memset(to, 0xFF, bytes);
+  Enqueue(queue, {.run = [check, to, from, bytes]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+            absl::Status status = check();
+            if (status.ok()) std::memcpy(to, from, bytes);
+            return status;
+          }});
+}
+
+void SimulatedDevice::Upload(Queue queue, void* to, const void* from, std::size_t bytes) {
+  Move(queue, "Upload", to, /*to_pinned=*/false, from, /*from_pinned=*/true, bytes);
+}
+void SimulatedDevice::Download(Queue queue, void* to, const void* from, std::size_t bytes) {
+  Move(queue, "Download", to, /*to_pinned=*/true, from, /*from_pinned=*/false, bytes);
+}
+void SimulatedDevice::Copy(Queue queue, void* to, const void* from, std::size_t bytes) {
+  Move(queue, "Copy", to, /*to_pinned=*/false, from, /*from_pinned=*/false, bytes);
+}
+
+void SimulatedDevice::Fill(Queue queue, void* to, int byte, std::size_t bytes) {
+  absl::MutexLock lock(&mu_);
+  Enqueue(
+      queue, {.run = [this, to, byte, bytes]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        if (!Owns(to, bytes, /*pinned=*/false)) {
+          return absl::InternalError(absl::StrCat("Fill of ", bytes, " bytes that nobody owns"));
+        }
+        std::memset(to, byte, bytes);
+        return absl::OkStatus();
+      }});
+}
+
+void SimulatedDevice::Launch(Queue queue, Launches launch) {
+  absl::MutexLock lock(&mu_);
+  Enqueue(queue, {.run = [this, launch = std::move(launch)]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+            if (launch(*options_.ops, &stream_) == 0) return absl::OkStatus();
+            return absl::InternalError(stream_.fault.has_value()
+                                           ? kernels::cuda::simulated::Describe(*stream_.fault)
+                                           : "a kernel failed");
+          }});
+}
+
+Device::Event SimulatedDevice::Record(Queue queue) {
+  absl::MutexLock lock(&mu_);
+  const Event event = ++last_event_;
+  pending_.insert(event);
+  Enqueue(queue, {.event = event});
+  return event;
+}
+
+void SimulatedDevice::Wait(Queue queue, Event event) {
+  absl::MutexLock lock(&mu_);
+  if (event > last_event_) {
+    return Fail(absl::InternalError("Wait for an event that was not recorded"));
+  }
+  Enqueue(queue, {.event = event, .wait = true});
+}
+
+absl::Status SimulatedDevice::Synchronize(Event event) {
+  absl::MutexLock lock(&mu_);
+  if (event == 0 || event > last_event_) {
+    Fail(absl::InternalError("Synchronize with an event that was not recorded"));
+  }
+  while (failure_.ok() && pending_.count(event) != 0) {
+    if (!Step()) Fail(absl::InternalError("no queue can go on"));
+  }
+  return failure_;
+}
+
+absl::Status SimulatedDevice::status() {
+  absl::MutexLock lock(&mu_);
+  return failure_;
+}
+
+}  // namespace flotilla::worker
