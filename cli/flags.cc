@@ -143,6 +143,12 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "this flag only on a network that keeps others out.",
      kScheduler | kWorker | kNode},
 
+    {"--device", &RoleFlags::device, "DEVICE", 0, 0, kCompute,
+     "What the ranks compute on: auto, cpu, cuda or cuda:N. cuda means NVIDIA GPUs: the ranks of a "
+     "host take one each, from GPU 0 or GPU N on, and share them where they are fewer. auto means "
+     "GPUs if every rank can compute the model on one, else CPUs, and the log says why. "
+     "Example: --device=cuda:1",
+     kGroup},
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "The numeric recipe. accurate and fast multiply 16-bit activations; fp32 is the slow "
      "reference.",

@@ -47,6 +47,7 @@ struct RoleFlags {
   std::string group_directory;  // only for a rank; its agent sets this and the next two
   std::string heartbeats;
   std::string agent;
+  std::string device = "auto";
   std::string compute = "accurate";
   std::string kv_type = "bf16";
   std::string kv_value_type = "same";

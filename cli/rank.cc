@@ -25,12 +25,15 @@
 namespace flotilla::cli {
 namespace {
 
-// The number of ranks of the job on this host.
-int RanksHere() {
-  int count = 1;
-  const char* variable = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  return variable != nullptr && absl::SimpleAtoi(variable, &count) ? std::max(1, count) : 1;
+// What mpirun says in a variable; `unknown` if it says nothing.
+int NumberOf(const char* name, int unknown) {
+  int number = 0;
+  const char* variable = std::getenv(name);
+  return variable != nullptr && absl::SimpleAtoi(variable, &number) ? number : unknown;
 }
+
+// The number of ranks of the job on this host.
+int RanksHere() { return std::max(1, NumberOf("OMPI_COMM_WORLD_LOCAL_SIZE", 1)); }
 
 // Joins this rank to the others of its group. The links live as long as the process.
 absl::StatusOr<worker::RankLinks> JoinRanks(const model::Checkpoint& file,
@@ -71,6 +74,7 @@ absl::StatusOr<std::unique_ptr<worker::StepRunner>> LoadRank(const RoleFlags& fl
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, ModelId(flags));
   if (!options.ok()) return options.status();
   options->progress = progress;
+  options->local_rank = std::max(0, NumberOf("OMPI_COMM_WORLD_LOCAL_RANK", 0));
   if (options->shape.ranks() != static_cast<std::uint32_t>(size)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tp x --pp is ", options->shape.ranks(), "; the job has ", size, " ranks"));

@@ -19,6 +19,7 @@
 #include "proto/codec/tokenizer.h"
 #include "rpc/endpoint.h"
 #include "rpc/ports.h"
+#include "worker/device/device_choice.h"
 
 namespace flotilla::cli {
 namespace {
@@ -109,6 +110,11 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
   if (!formats.ok()) return formats.status();
   options.kv_format = *formats;
   options.isa = *isa;
+  const auto device = worker::ParseDeviceChoice(flags.device);
+  if (!device.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device: ", device.status().message()));
+  }
+  options.device = *device;
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
                    .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};
   options.balance =

@@ -50,7 +50,6 @@ class LocalFleet {
   Logger* const log_;
   const SteadyClock clock_;
   std::string model_id_;
-  std::string isa_;  // the instruction path's name
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<router::RouterMetrics> router_metrics_;
   std::unique_ptr<worker::InProcessExecutor> executor_;
@@ -97,8 +96,7 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id_);
   if (!options.ok()) return options.status();
   if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
-  isa_ = std::string(kernels::GetOps(options->isa).name);
-  executor_ = std::make_unique<worker::InProcessExecutor>(file, *options, &clock_);
+  executor_ = std::make_unique<worker::InProcessExecutor>(file, *options, &clock_, log_);
   observed_ = std::make_unique<ObservedExecutor>(executor_.get(), PlanLog(log_));
   absl::StatusOr<scheduler::InProcessEngineOptions> engine =
       MakeEngineOptions(flags, TokenizerContentOf(tokenizer, model_id_), log_);
@@ -113,11 +111,11 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
 }
 
 void LocalFleet::PrintBanner(const RoleFlags& flags) const {
-  log_->Print(
-      absl::StrFormat("\nflotilla serves %s\n"
-                      "  compute  %s, KV %s, %d blocks of %d tokens, instruction path %s\n%s",
-                      model_id_, flags.compute, KvFormatsOf(flags)->Name(), flags.kv_blocks,
-                      flags.block_tokens, isa_, UsageText(flags, model_id_, *frontends_)));
+  log_->Print(absl::StrFormat(
+      "\nflotilla serves %s\n"
+      "  compute  %s, KV %s, %d blocks of %d tokens, on %s\n%s",
+      model_id_, flags.compute, KvFormatsOf(flags)->Name(), flags.kv_blocks, flags.block_tokens,
+      executor_->device().name, UsageText(flags, model_id_, *frontends_)));
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {

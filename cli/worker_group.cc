@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   std::unique_ptr<WorkerGroup> group(
       new WorkerGroup(flags, TokenizerContentOf(*tokenizer, model_id), clock));
   if (flags.launcher == "none") {
-    group->in_process_.emplace(*file, *std::move(options), clock);
+    group->in_process_.emplace(*file, *std::move(options), clock, log);
   } else {
     auto processes = ProcessOptions(flags);
     if (!processes.ok()) return processes.status();

@@ -43,6 +43,7 @@ TEST(FlagsTest, DefaultsThatOthersRelyOn) {
   EXPECT_EQ(flags.max_seqs, 64);
   EXPECT_EQ(flags.queue_tokens, 0);  // the engine chooses
   EXPECT_EQ(flags.cpu_isa, "auto");
+  EXPECT_EQ(flags.device, "auto");
   EXPECT_FALSE(flags.permissive);
 }
 

@@ -1,6 +1,7 @@
 """Error messages for a wrong command line. The program says what is wrong, with the names that
 the user typed, before it loads a model."""
 
+import re
 import socket
 import subprocess
 import time
@@ -153,6 +154,8 @@ def test_two_servers_do_not_share_a_port(tmp_path):
      "directory"),
     ("serve", "--tenant-weights alice", "--tenant-weights"),
     ("serve", "--api-keys-file /no/such", "/no/such"),
+    ("serve", "--device gpu", "--device: 'gpu' is not auto, cpu, cuda or cuda:N"),
+    ("worker", "--device cuda:one", "--device: 'cuda:one' is not auto, cpu, cuda or cuda:N"),
     ("worker", "--tls-cert /no/such", "--tls-cert"),
     ("worker", "--fleet-secret-file /no/such", "/no/such")])
 def test_an_option_is_blamed_by_its_flag(role, words, said):
@@ -160,7 +163,42 @@ def test_an_option_is_blamed_by_its_flag(role, words, said):
     started = time.monotonic()
     code, lines = say(role, "--model", model_path(), *ports, *words.split())
     assert code == 1 and said in lines[-1], lines
-    assert len(lines) == 1, lines
+    assert len([line for line in lines if " info model loaded " not in line]) == 1, lines
     for name in ("max_context", "kv_blocks", "max_step_tokens", "max_sequences", "draft_layers"):
         assert name not in lines[-1]
     assert time.monotonic() - started < (60 if SANITIZED else 10)
+
+
+# --- GPUs --------------------------------------------------------------------
+
+
+@pytest.fixture(name="no_gpu")
+def without_gpus(monkeypatch):
+    """The driver of a machine that has GPUs shows none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("role, words", [
+    ("serve", "--device cuda"), ("worker", "--device cuda:1 --launcher none"),
+    ("worker", "--device cuda"), ("worker", "--device cuda --tp 2"),
+    ("scheduler", "--device cuda --launcher none")])
+def test_a_gpu_that_is_not_there_is_told_in_one_line(role, words):
+    ports = ["--http-port", "0", "--grpc-port", "0"] if role == "serve" else []
+    code, lines = say(role, "--model", model_path(), *ports, *words.split())
+    assert code == 1 and len(lines) == 1, lines
+    device = words.split()[1]
+    assert lines[0].startswith(f"flotilla: --device {device}: no GPU can be used: "), lines
+    assert lines[0].endswith("; --device cpu needs no GPU"), lines
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("role, words", [
+    ("serve", "--http-port 0 --grpc-port 0"), ("worker", "--tp 2"),
+    ("worker", "--tp 2 --transport mpi"), ("worker", "--tp 2 --launcher none")])
+def test_without_a_gpu_the_cpu_computes_and_the_log_says_why(tmp_path, role, words):
+    one = Program(tmp_path, role, "--model", model_path(), "--kv-blocks", "64", "--device", "auto",
+                  *words.split())
+    one.stop()
+    assert re.search(r'model loaded device="CPU \(\w+\)" no_gpu="(rank 0: )?no GPU can be used: ',
+                     one.log_text()), one.log_text()

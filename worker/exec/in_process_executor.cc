@@ -23,9 +23,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> MakeRunner(
 }  // namespace
 
 InProcessExecutor::InProcessExecutor(std::shared_ptr<const model::Checkpoint> file,
-                                     RankOptions options, const Clock* clock)
+                                     RankOptions options, const Clock* clock, Logger* log)
     : options_(std::move(options)),
       clock_(clock),
+      log_(log),
       file_(std::move(file)),
       max_unanswered_(static_cast<int>(options_.shape.pipeline) + 1),
       plans_(max_unanswered_) {}
@@ -34,12 +35,21 @@ InProcessExecutor::~InProcessExecutor() { Stop(); }
 
 absl::Status InProcessExecutor::Start(ExecutorListener* listener) {
   listener_ = listener;
-  auto runner = MakeRunner(file_, options_, clock_);
-  if (!runner.ok()) return runner.status();
-  runner_ = *std::move(runner);
+  if (absl::Status status = Load(); !status.ok()) return status;
   probe_.weight_bytes = runner_->weight_bytes();
   probe_.buffer_bytes = runner_->buffer_bytes();
   thread_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
+}
+
+absl::Status InProcessExecutor::Load() {
+  auto runner = MakeRunner(file_, options_, clock_);
+  if (!runner.ok()) return runner.status();
+  runner_ = *std::move(runner);
+  const RankDevice device = runner_->device();
+  if (log_ != nullptr) LogDevice(device, *log_);
+  absl::MutexLock lock(&mu_);
+  device_ = device;
   return absl::OkStatus();
 }
 
@@ -90,10 +100,7 @@ bool InProcessExecutor::BeginEpoch(Epoch epoch) {
     if (failures_ > 0 && !Pause()) return false;
     ++failures_;
     runner_.reset();
-    auto runner = MakeRunner(file_, options_, clock_);
-    if (!runner.ok()) continue;
-    runner_ = *std::move(runner);
-    runner_->BeginEpoch(epoch);
+    if (Load().ok()) runner_->BeginEpoch(epoch);
   }
   return true;
 }

@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "common/obs/log.h"
 #include "common/rt/bounded_queue.h"
 #include "common/rt/clock.h"
 #include "common/types/executor.h"
@@ -26,9 +27,9 @@ namespace flotilla::worker {
 
 class InProcessExecutor final : public StepExecutor {
  public:
-  // `clock` outlives the executor.
+  // `clock` and `log` outlive the executor. The log gets the device of each load; null: none does.
   InProcessExecutor(std::shared_ptr<const model::Checkpoint> file, RankOptions options,
-                    const Clock* clock);
+                    const Clock* clock, Logger* log = nullptr);
   ~InProcessExecutor() override;
 
   // Loads the model before it returns; OnReady follows on the executor's thread.
@@ -39,8 +40,15 @@ class InProcessExecutor final : public StepExecutor {
   void Stop() override;
 
   const WorkerProbe& probe() const { return probe_; }
+  // What computes since the last load. Any thread may call it.
+  RankDevice device() const {
+    absl::MutexLock lock(&mu_);
+    return device_;
+  }
 
  private:
+  // Loads the model as runner_.
+  absl::Status Load();
   void Loop();
   // Brings the runner, or a new one in place of one that has failed, to a new epoch. Returns false
   // after Stop.
@@ -52,6 +60,7 @@ class InProcessExecutor final : public StepExecutor {
 
   const RankOptions options_;
   const Clock* const clock_;
+  Logger* const log_;
   const std::shared_ptr<const model::Checkpoint> file_;
   const int max_unanswered_;  // lag + 1
   ExecutorListener* listener_ = nullptr;
@@ -61,7 +70,8 @@ class InProcessExecutor final : public StepExecutor {
   std::unique_ptr<StepRunner> runner_;
   int failures_ = 0;  // of backends, since the last result
 
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
+  RankDevice device_ ABSL_GUARDED_BY(mu_);
   Epoch epoch_ ABSL_GUARDED_BY(mu_){0};  // accepting plans; 0: none yet
   int unanswered_ ABSL_GUARDED_BY(mu_) = 0;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;  // by EndEpoch; a plan wakes the thread

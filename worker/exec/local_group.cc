@@ -36,7 +36,9 @@ absl::Status LocalGroup::Load(std::shared_ptr<const model::Checkpoint> file,
   }
   std::vector<absl::Status> results(ranks);
   OnAll([&](std::size_t rank) {
-    auto runner = RankRunner::Create(file, options, clock,
+    RankOptions own = options;
+    own.local_rank = static_cast<int>(rank);
+    auto runner = RankRunner::Create(file, own, clock,
                                      {communicators_[rank].get(), communicators_[rank].get()});
     results[rank] = runner.status();
     if (runner.ok()) {
@@ -87,6 +89,12 @@ absl::StatusOr<std::optional<StepResult>> LocalGroup::Run(const StepPlan& plan) 
 bool LocalGroup::failed() const {
   return std::any_of(runners_.begin(), runners_.end(),
                      [](const auto& runner) { return runner->failed(); });
+}
+
+RankDevice LocalGroup::device() const {
+  RankDevice all;
+  for (const auto& runner : runners_) all.Add(runner->device());
+  return all;
 }
 
 std::int64_t LocalGroup::weight_bytes() const {

@@ -35,6 +35,7 @@ class LocalGroup final : public StepRunner {
   absl::StatusOr<std::optional<StepResult>> Run(const StepPlan& plan) override;
   bool failed() const override;
   const ExecutorDescription& description() const override { return head().description(); }
+  RankDevice device() const override;
   // The sums over all ranks.
   std::int64_t weight_bytes() const override;
   std::int64_t buffer_bytes() const override;

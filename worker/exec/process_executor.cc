@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "worker/core/blame.h"
 #include "worker/core/merge_descriptions.h"
+#include "worker/exec/rank_device.h"
 #include "worker/group/directory.h"
 
 namespace flotilla::worker {
@@ -292,13 +293,16 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
   if (!incarnation_.was_ready) {
     std::string pids;
     std::int64_t weights = 0, buffers = 0;
+    RankDevice device;
     for (int rank = 0; rank < options_.group.ranks; ++rank) {
       absl::StrAppend(&pids, rank == 0 ? "" : ",", incarnation_.group->pid(rank));
       weights += incarnation_.loaded[rank]->weight_bytes;
       buffers += incarnation_.loaded[rank]->buffer_bytes;
+      device.Add({incarnation_.loaded[rank]->device, incarnation_.loaded[rank]->no_gpu});
     }
     probe_.weight_bytes = weights;
     probe_.buffer_bytes = buffers;
+    LogDevice(device, *log_);
     log_->Info(
         "worker group ready",
         {{"epoch", last_epoch_.value()},

@@ -1,6 +1,7 @@
 #include "worker/exec/rank.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include <xxhash.h>
@@ -10,6 +11,7 @@
 #include "common/types/kv_needs.h"
 #include "model/load_spec.h"
 #include "worker/compute/cpu/cpu_backend.h"
+#include "worker/compute/cuda/cuda_backend.h"
 #include "worker/compute/draft_model.h"
 
 namespace flotilla::worker {
@@ -98,6 +100,15 @@ std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadP
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof hashes[0]);
 }
 
+// An error of GPUs, with the flag that asked for them and what to do.
+absl::Status ForPeople(const DeviceChoice& device, const absl::Status& status) {
+  const bool unusable = absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status);
+  if (!unusable && !absl::IsUnimplemented(status)) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("--device ", device.Name(), ": ", status.message(),
+                                   unusable ? "; --device cpu needs no GPU" : ""));
+}
+
 // The positions that a sequence can have. Where some layers keep all of them, these are no more
 // than the pool has room for.
 std::uint32_t MostPositions(const model::ModelSpec& spec, std::uint32_t kv_blocks,
@@ -171,7 +182,6 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .clock = &clock,
                          .exchange = links_.exchange,
                          .progress = options_.progress};
-  Begin(LoadPhase::kWeights);
   if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);
     if (!layout.ok()) return layout.status();
@@ -181,10 +191,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
     backend.tensor_ranks = options_.shape.tensor;
     backend.tensor_rank = links_.communicator->tensor_rank();
   }
-  backend_ = options_.make_backend ? options_.make_backend(backend) : MakeCpuBackend(backend);
-  auto decoder = Decoder::Load(*file_, spec_, shards, options_.shape, number, *backend_);
-  if (!decoder.ok()) return decoder.status();
-  decoder_ = *std::move(decoder);
+  if (absl::Status status = LoadBackend(backend, shards, number); !status.ok()) return status;
   vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_, options_.progress);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors
@@ -193,9 +200,75 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   return CreateKv(shards[number]);
 }
 
+absl::Status Rank::LoadBackend(const BackendOptions& options, absl::Span<const ModelShard> shards,
+                               std::uint32_t number) {
+  using Kind = DeviceChoice::Kind;
+  Begin(LoadPhase::kWeights);
+  if (options_.make_backend) return LoadOn(options_.make_backend(options), shards, number);
+  if (options_.device.kind != Kind::kCpu) {
+    const absl::Status status = LoadOnGpu(options, shards, number);
+    const bool unusable = absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
+    on_gpu_ = status.ok();
+    if (options_.device.kind == Kind::kCuda || (!status.ok() && !unusable)) {
+      return ForPeople(options_.device, status);
+    }
+    auto no_gpu = AgreeOnGpu(std::string(status.message()));
+    if (!no_gpu.ok()) return no_gpu.status();
+    if (no_gpu->empty()) return absl::OkStatus();
+    on_gpu_ = false;
+    device_.no_gpu = *std::move(no_gpu);
+    decoder_.reset();
+    backend_.reset();
+    Begin(LoadPhase::kWeights);
+  }
+  device_.name = absl::StrCat("CPU (", std::string(host_ops_.name), ")");
+  return LoadOn(MakeCpuBackend(options), shards, number);
+}
+
+absl::Status Rank::LoadOnGpu(const BackendOptions& options, absl::Span<const ModelShard> shards,
+                             std::uint32_t number) {
+  const DeviceMaker make = options_.make_device ? options_.make_device : MakeDevice;
+  auto device = make(options_.device, options_.local_rank);
+  if (!device.ok()) return absl::FailedPreconditionError(device.status().message());
+  device_.name = (*device)->name();
+  auto backend = std::make_unique<CudaBackend>(options, *std::move(device));
+  absl::Status status = Decoder::Check(spec_);
+  if (status.ok()) status = backend->Check(spec_);
+  // The smallest pool shows, before any weight is read, whether GPUs keep K and V of these types.
+  if (status.ok()) status = backend->CreateKv(OwnKvShape(shards[number]), 2, {});
+  return status.ok() ? LoadOn(std::move(backend), shards, number) : status;
+}
+
+absl::Status Rank::LoadOn(std::unique_ptr<Backend> backend, absl::Span<const ModelShard> shards,
+                          std::uint32_t number) {
+  backend_ = std::move(backend);
+  auto decoder = Decoder::Load(*file_, spec_, shards, options_.shape, number, *backend_);
+  if (decoder.ok()) decoder_ = *std::move(decoder);
+  return decoder.status();
+}
+
+absl::StatusOr<std::string> Rank::AgreeOnGpu(const std::string& no_gpu) {
+  Communicator* const ranks = links_.communicator;
+  if (ranks == nullptr) return no_gpu;
+  Begin(LoadPhase::kJoin);
+  ranks->SendMetadata({reinterpret_cast<const std::byte*>(no_gpu.data()), no_gpu.size()});
+  const absl::Span<const std::vector<std::byte>> all = ranks->TakeMetadata();
+  if (ranks->aborted()) return absl::UnavailableError("another rank of the group has failed");
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;
+    return absl::StrCat(
+        "rank ", rank, ": ",
+        absl::string_view(reinterpret_cast<const char*>(all[rank].data()), all[rank].size()));
+  }
+  return "";
+}
+
+KvShape Rank::OwnKvShape(const ModelShard& shard) const {
+  return KvShapeOf(spec_, options_.kv_format, shard.layers, OwnKvHeads(spec_, shard).size());
+}
+
 absl::Status Rank::CreateKv(const ModelShard& shard) {
-  const KvShape shape =
-      KvShapeOf(spec_, options_.kv_format, shard.layers, OwnKvHeads(spec_, shard).size());
+  const KvShape shape = OwnKvShape(shard);
   // Ranks whose queries share one KV head have it each.
   const std::uint32_t copies = spec_.attention().splits_queries() ? options_.shape.tensor : 1;
   const IndexRange all{0, static_cast<std::uint32_t>(spec_.layers.size())};
@@ -224,12 +297,14 @@ void Rank::Describe() {
   description_.vocab_size = spec_.tokens;
   description_.max_context = spec_.served_context;
   // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
-  // nor the build matters: every one gives the bits that belong to the recipe's version.
+  // nor the build matters: every one gives the bits that belong to the recipe's version. All ranks
+  // of a group are on GPUs or none is, so they have the same id.
   std::string numerics = absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)),
                                       "|", kRecipeVersion, "|", options_.kv_format.Name());
   // Versions before this one drew tokens from all entries of a row.
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
+  if (on_gpu_ && !kCudaIsProven) absl::StrAppend(&numerics, "|cuda-unproven");
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.run_tokens = options_.kv_format.has_runs() ? kernels::kKvRunTokens : 0;

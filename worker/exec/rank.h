@@ -2,8 +2,8 @@
 // decoder, the sampler) and the step that uses them. Batches go in, outputs come out.
 //
 // An executor or a rank process owns the Rank. One thread at a time calls it. A Rank knows no
-// plans, epochs or queues: GroupState decides what to run. What computes is a Backend; the rank
-// itself only draws tokens from full rows.
+// plans, epochs or queues: GroupState decides what to run. What computes is a Backend, that of CPUs
+// or that of GPUs; the rank itself only draws tokens from full rows.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,9 @@
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 #include "worker/core/proposer.h"
+#include "worker/device/device_choice.h"
+#include "worker/device/make_device.h"
+#include "worker/exec/rank_device.h"
 
 namespace flotilla::worker {
 
@@ -45,6 +48,8 @@ struct RankOptions {
   Recipe recipe = Recipe::kAccurate;
   KvFormats kv_format = kernels::KvFormat::kBf16;
   kernels::Isa isa = kernels::DetectIsas().back();  // must be supported
+  DeviceChoice device;                              // of all ranks of the group
+  int local_rank = 0;                               // number of this rank among those of its host
   ParallelShape shape;                              // ranks of the group
   ShardBalance balance = ShardBalance::kStep;
   int threads = 0;                // compute threads of a rank; 0: its share of AvailableCpus()
@@ -61,8 +66,10 @@ struct RankOptions {
   bool poison_blocks = false;
   // How far the load is is written here. Outlives the rank; null: nobody wants to know.
   LoadProgress* progress = nullptr;
-  // Makes what computes; null: MakeCpuBackend.
+  // Makes what computes; null: it is as `device` says.
   BackendMaker make_backend;
+  // Makes the device of a GPU; null: MakeDevice.
+  DeviceMaker make_device;
 };
 
 // How a rank talks to the others of its group. Both outlive the rank; null: the rank is alone.
@@ -91,7 +98,8 @@ class Rank {
   // rates of the description. `links` are this rank's, in a group that PlanGroup has laid out;
   // all ranks of the group are created at the same time.
   // INVALID_ARGUMENT or UNIMPLEMENTED: the model or an option cannot be served;
-  // RESOURCE_EXHAUSTED: not enough memory; UNAVAILABLE: another rank has failed.
+  // FAILED_PRECONDITION: the device cannot be had; RESOURCE_EXHAUSTED: not enough memory;
+  // UNAVAILABLE: another rank has failed.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(std::shared_ptr<const model::Checkpoint> file,
                                                       const RankOptions& options,
                                                       const Clock& clock, RankLinks links = {});
@@ -117,6 +125,7 @@ class Rank {
 
   const ExecutorDescription& description() const { return description_; }
   const model::ModelSpec& spec() const { return spec_; }
+  const RankDevice& device() const { return device_; }
 
   std::int64_t weight_bytes() const { return backend_->weight_bytes(); }
   std::int64_t buffer_bytes() const { return backend_->buffer_bytes(); }
@@ -128,6 +137,18 @@ class Rank {
   void Begin(LoadPhase phase) {
     if (options_.progress != nullptr) options_.progress->Begin(phase, 0);
   }
+  // Makes what computes, as the options say, and loads part `number` of the model on it.
+  absl::Status LoadBackend(const BackendOptions& options, absl::Span<const ModelShard> shards,
+                           std::uint32_t number);
+  // FAILED_PRECONDITION: there is no GPU; UNIMPLEMENTED: GPUs do not compute such a model.
+  absl::Status LoadOnGpu(const BackendOptions& options, absl::Span<const ModelShard> shards,
+                         std::uint32_t number);
+  absl::Status LoadOn(std::unique_ptr<Backend> backend, absl::Span<const ModelShard> shards,
+                      std::uint32_t number);
+  // Tells the other ranks why this one does not compute on a GPU (empty: it does). Returns the
+  // reason of the first rank that has one. UNAVAILABLE: another rank has failed.
+  absl::StatusOr<std::string> AgreeOnGpu(const std::string& no_gpu);
+  KvShape OwnKvShape(const ModelShard& shard) const;
   absl::Status CreateKv(const ModelShard& shard);
   void Describe();
   absl::Status WarmUp(const Clock& clock);
@@ -142,6 +163,8 @@ class Rank {
   const model::ModelSpec spec_;
   const RankLinks links_;
   const kernels::Ops& host_ops_;  // for full rows of logits
+  RankDevice device_;
+  bool on_gpu_ = false;
   std::unique_ptr<Backend> backend_;
   std::optional<Decoder> decoder_;              // set by Load, as the next
   std::optional<VocabularyShards> vocabulary_;  // of the ranks of the last stage

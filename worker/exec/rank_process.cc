@@ -182,8 +182,11 @@ class RankProcess {
     }
     runner_ = *std::move(runner);
     slot_.phase = RankPhase::kWaiting;
+    const RankDevice device = runner_->device();
     absl::Status sent = Send(codec::RankLoaded{.weight_bytes = runner_->weight_bytes(),
-                                               .buffer_bytes = runner_->buffer_bytes()});
+                                               .buffer_bytes = runner_->buffer_bytes(),
+                                               .device = device.name,
+                                               .no_gpu = device.no_gpu});
     while (sent.ok()) {
       const auto message = Receive();
       if (!message.ok()) return message.status();

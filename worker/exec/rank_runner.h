@@ -37,6 +37,7 @@ class RankRunner final : public StepRunner {
   bool Progress() override { return communicator_ != nullptr && communicator_->Progress(); }
   bool failed() const override { return failed_; }
   const ExecutorDescription& description() const override { return rank_->description(); }
+  RankDevice device() const override { return rank_->device(); }
   std::int64_t weight_bytes() const override { return rank_->weight_bytes(); }
   std::int64_t buffer_bytes() const override { return rank_->buffer_bytes(); }
 

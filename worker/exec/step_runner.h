@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/types/executor.h"
 #include "common/types/plan.h"
+#include "worker/exec/rank_device.h"
 
 namespace flotilla::worker {
 
@@ -39,6 +40,7 @@ class StepRunner {
 
   virtual const ExecutorDescription& description() const = 0;
 
+  virtual RankDevice device() const = 0;
   // The bytes of this rank.
   virtual std::int64_t weight_bytes() const = 0;
   virtual std::int64_t buffer_bytes() const = 0;

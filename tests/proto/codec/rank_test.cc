@@ -29,7 +29,10 @@ RankEvent RandomEvent(RandomValues& random) {
                        .token = std::string(random.Below(20), 't'),
                        .pid = number()};
     case 1:
-      return RankLoaded{.weight_bytes = std::int64_t{number()} << 20, .buffer_bytes = number()};
+      return RankLoaded{.weight_bytes = std::int64_t{number()} << 20,
+                        .buffer_bytes = number(),
+                        .device = std::string(random.Below(20), 'd'),
+                        .no_gpu = std::string(random.Below(20), 'n')};
     case 2:
       return RankRefused{absl::Status(static_cast<absl::StatusCode>(1 + random.Below(16)),
                                       std::string(random.Below(20), 'x'))};

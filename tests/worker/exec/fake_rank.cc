@@ -155,6 +155,7 @@ class FakeRunner final : public StepRunner {
   }
 
   const ExecutorDescription& description() const override { return description_; }
+  RankDevice device() const override { return {.name = absl::StrCat("device ", rank_)}; }
   std::int64_t weight_bytes() const override { return 1000; }
   std::int64_t buffer_bytes() const override { return 10; }
 

@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "common/types/digest.h"
 #include "tests/support/deferred_backend.h"
+#include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/compute/cpu/cpu_backend.h"
 
@@ -130,12 +131,16 @@ TEST(Rank, TheBackendHasNoMorePositionsThanThePool) {
   }
 }
 
-// With the backend of CPUs (false) and the deferred one (true).
-class InProcessExecutorTest : public ::testing::TestWithParam<bool> {
+// With the backend of CPUs, the deferred one, and that of GPUs over a simulated one.
+class InProcessExecutorTest : public ::testing::TestWithParam<std::string> {
  protected:
+  bool deferred() const { return GetParam() == "Deferred"; }
+  bool gpu() const { return GetParam() == "Gpu"; }
+
   // The options with the backend of this test.
   RankOptions WithBackend(RankOptions options) const {
-    if (GetParam()) options.make_backend = testing::MakeDeferredBackends(kSeed, 2, control_);
+    if (deferred()) options.make_backend = testing::MakeDeferredBackends(kSeed, 2, control_);
+    if (gpu()) options.make_backend = testing::MakeSimulatedGpus(kSeed);
     return options;
   }
 
@@ -180,8 +185,9 @@ class InProcessExecutorTest : public ::testing::TestWithParam<bool> {
   std::optional<InProcessExecutor> executor_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, InProcessExecutorTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Deferred" : "Cpu"; });
+INSTANTIATE_TEST_SUITE_P(Backends, InProcessExecutorTest,
+                         ::testing::Values("Cpu", "Deferred", "Gpu"),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(InProcessExecutorTest, DescribesWhatItServes) {
   Start({.max_context = 100, .max_step_tokens = 33, .max_sequences = 9});
@@ -225,7 +231,9 @@ TEST_P(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
                                       {kInt8, kF16},
                                       {kF16, kInt8},
                                       {kBf16, kF16}}) {
-    if (GetParam() && kv.has_runs()) continue;  // the deferred backend has none
+    if (deferred() && kv.has_runs()) continue;  // it has none
+    // GPUs have these two.
+    if (gpu() && kv != kernels::KvFormat::kF32 && kv != kernels::KvFormat::kBf16) continue;
     EXPECT_TRUE(ids.insert(id({.kv_format = kv})).second) << kernels::KvFormatName(kv);
   }
   KvFormats layers = kernels::KvFormat::kBf16;

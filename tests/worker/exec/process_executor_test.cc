@@ -164,6 +164,14 @@ TEST_F(ProcessExecutorTest, AnyMemberThatIsKilledOrStoppedIsNoticed) {
   EXPECT_EQ(restarts[static_cast<std::size_t>(Fault::kStopped)], 2u);
 }
 
+TEST_F(ProcessExecutorTest, TheLogNamesWhatTheRanksComputeOn) {
+  FakeGroup group(2);
+  Recorder recorder;
+  ASSERT_TRUE(group.executor().Start(&recorder).ok());
+  recorder.WaitReady(1);
+  EXPECT_EQ(group.lines.Count("model loaded device=\"device 0, device 1\""), 1);
+}
+
 // A rank fails by itself in a step. This step is among those started.
 TEST_F(ProcessExecutorTest, WhateverARankDoesInAStepIsNoticed) {
   FakeGroup group(3);

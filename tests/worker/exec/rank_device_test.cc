@@ -1,0 +1,201 @@
+// What ranks compute on: GPUs, which are simulated, or CPUs.
+#include "worker/exec/rank_device.h"
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/cuda/host_ops.h"
+#include "tests/support/tiny_gguf.h"
+#include "worker/comm/shared_memory_communicator.h"
+#include "worker/core/merge_descriptions.h"
+#include "worker/device/simulated_device.h"
+#include "worker/exec/rank.h"
+
+namespace flotilla::worker {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Kind = DeviceChoice::Kind;
+using Ranks = std::vector<absl::StatusOr<std::unique_ptr<Rank>>>;
+
+constexpr std::int64_t kEnoughMemory = std::int64_t{1} << 30;
+
+// So many GPUs, all with so much memory.
+DeviceMaker Gpus(int count, std::int64_t memory_bytes = kEnoughMemory) {
+  return
+      [=](const DeviceChoice& choice, int local_rank) -> absl::StatusOr<std::unique_ptr<Device>> {
+        if (choice.first_gpu >= count) {
+          return absl::UnavailableError("no GPU can be used: the driver is away");
+        }
+        SimulatedDeviceOptions options;
+        options.seed = static_cast<std::uint64_t>(local_rank);
+        options.ops = &kernels::cuda::HostOps();
+        options.memory_bytes = memory_bytes;
+        return std::make_unique<SimulatedDevice>(options);
+      };
+}
+
+// Only the first rank of a host has one.
+DeviceMaker GpuOfTheFirst() {
+  return [](const DeviceChoice& choice, int local_rank) {
+    return Gpus(local_rank == 0 ? 1 : 0)(choice, local_rank);
+  };
+}
+
+class RankDeviceTest : public ::testing::Test {
+ protected:
+  RankOptions Options(DeviceChoice device, DeviceMaker make) const {
+    return {.model_id = "tiny",
+            .device = device,
+            .threads = 1,
+            .kv_blocks = 8,
+            .make_device = std::move(make)};
+  }
+
+  absl::StatusOr<std::unique_ptr<Rank>> Load(const RankOptions& options) const {
+    return Rank::Create(*model::ParseCheckpoint(bytes_), options, clock_);
+  }
+  absl::StatusOr<std::unique_ptr<Rank>> Load(Kind kind, DeviceMaker make) const {
+    return Load(Options({.kind = kind}, std::move(make)));
+  }
+
+  // Two ranks that share each layer.
+  Ranks LoadTwo(Kind kind, const DeviceMaker& make) {
+    RankOptions options = Options({.kind = kind}, make);
+    options.shape = {.tensor = 2, .pipeline = 1};
+    std::shared_ptr<const model::Checkpoint> file = *model::ParseCheckpoint(bytes_);
+    const GroupLayout layout = *PlanGroup(*file, options);
+    const auto region = std::make_shared<const SharedRegion>(
+        *SharedRegion::Create(SharedMemoryCommunicator::RegionBytes(layout.shape, layout.limits)));
+    std::vector<std::future<absl::StatusOr<std::unique_ptr<Rank>>>> loads;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      communicators_.push_back(std::make_unique<SharedMemoryCommunicator>(
+          region, layout.shape, rank, layout.limits, /*spin=*/false));
+      options.local_rank = static_cast<int>(rank);
+      loads.push_back(std::async(std::launch::async, [=, this, own = communicators_.back().get()] {
+        auto made = Rank::Create(file, options, clock_, {own, own});
+        if (!made.ok()) own->Abort();
+        return made;
+      }));
+    }
+    Ranks ranks;
+    for (auto& load : loads) ranks.push_back(load.get());
+    return ranks;
+  }
+
+  std::vector<std::byte> bytes_ = testing::TinyGguf();
+  const SteadyClock clock_;
+  std::vector<std::unique_ptr<SharedMemoryCommunicator>> communicators_;  // outlive the ranks
+};
+
+TEST_F(RankDeviceTest, TheChoiceIsKeptWhereItCanBe) {
+  const auto cpu = Load(Kind::kCpu, Gpus(1));
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  EXPECT_THAT((*cpu)->device().name, StartsWith("CPU ("));
+  EXPECT_EQ((*cpu)->device().no_gpu, "");
+  for (const Kind kind : {Kind::kCuda, Kind::kAuto}) {
+    const auto gpu = Load(kind, Gpus(1));
+    ASSERT_TRUE(gpu.ok()) << gpu.status();
+    EXPECT_EQ((*gpu)->device(), (RankDevice{.name = "simulated GPU"}));
+    EXPECT_EQ((*gpu)->description().numerics_id == (*cpu)->description().numerics_id,
+              kCudaIsProven);
+  }
+}
+
+TEST_F(RankDeviceTest, WithoutAGpuAutoMeansTheCpuAndCudaIsRefused) {
+  const auto cpu = Load(Kind::kAuto, Gpus(0));
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  EXPECT_THAT((*cpu)->device().name, StartsWith("CPU ("));
+  EXPECT_EQ((*cpu)->device().no_gpu, "no GPU can be used: the driver is away");
+  EXPECT_EQ((*cpu)->description().numerics_id,
+            (*Load(Kind::kCpu, nullptr))->description().numerics_id);
+
+  const auto refused = Load(Options({.kind = Kind::kCuda, .first_gpu = 3}, Gpus(2))).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "--device cuda:3: no GPU can be used: the driver is away; --device cpu needs no GPU");
+}
+
+TEST_F(RankDeviceTest, WhatGpusDoNotComputeIsServedByCpusOrRefusedByName) {
+  struct Case {
+    std::string what;
+    testing::TinyModelOptions model;
+    kernels::KvFormat kv = kernels::KvFormat::kBf16;
+  };
+  const Case cases[] = {
+      {.what = "int8", .model = {}, .kv = kernels::KvFormat::Both(kernels::KvType::kInt8)},
+      {.what = "mixtures of experts", .model = {.experts = 4}},
+      {.what = "GPUs do not multiply weights of this format",
+       .model = {.matrix_type = model::GgmlType::kQ5_0}}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.what);
+    bytes_ = testing::TinyGguf(one.model);
+    RankOptions options = Options({.kind = Kind::kAuto}, Gpus(1));
+    options.kv_format = one.kv;
+    const auto cpu = Load(options);
+    ASSERT_TRUE(cpu.ok()) << cpu.status();
+    EXPECT_THAT((*cpu)->device().name, StartsWith("CPU ("));
+    EXPECT_THAT((*cpu)->device().no_gpu, HasSubstr(one.what));
+    options.device.kind = Kind::kCuda;
+    const absl::Status refused = Load(options).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(StartsWith("--device cuda: "), HasSubstr(one.what)));
+  }
+}
+
+TEST_F(RankDeviceTest, AGpuThatIsTooSmallIsNoCauseToBeSlow) {
+  for (const Kind kind : {Kind::kAuto, Kind::kCuda}) {
+    const absl::Status refused = Load(kind, Gpus(1, /*memory_bytes=*/1 << 16)).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(refused.message()), EndsWith("; --device cpu needs no GPU"));
+  }
+}
+
+TEST_F(RankDeviceTest, AllRanksOfAGroupAreOnGpusOrNoneIs) {
+  const Ranks gpus = LoadTwo(Kind::kAuto, Gpus(2));
+  const Ranks cpus = LoadTwo(Kind::kAuto, GpuOfTheFirst());
+  for (const Ranks* ranks : {&gpus, &cpus}) {
+    std::vector<ExecutorDescription> descriptions;
+    for (const auto& rank : *ranks) {
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      descriptions.push_back((*rank)->description());
+    }
+    EXPECT_TRUE(MergeDescriptions(descriptions).ok()) << MergeDescriptions(descriptions).status();
+  }
+  for (const auto& rank : gpus) EXPECT_EQ((*rank)->device().name, "simulated GPU");
+  for (const auto& rank : cpus) {
+    EXPECT_THAT((*rank)->device().name, StartsWith("CPU ("));
+    EXPECT_EQ((*rank)->device().no_gpu, "rank 1: no GPU can be used: the driver is away");
+  }
+  EXPECT_EQ((*cpus[0])->description().numerics_id,
+            (*Load(Kind::kCpu, nullptr))->description().numerics_id);
+}
+
+TEST_F(RankDeviceTest, NobodyWaitsForARankThatIsRefused) {
+  const Ranks ranks = LoadTwo(Kind::kAuto, [](const DeviceChoice& choice, int local_rank) {
+    return Gpus(1, local_rank == 0 ? kEnoughMemory : 1 << 16)(choice, local_rank);
+  });
+  EXPECT_EQ(ranks[0].status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ranks[1].status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(GroupDeviceTest, NamesEachDeviceOnce) {
+  RankDevice all;
+  all.Add({.name = "one", .no_gpu = ""});
+  all.Add({.name = "one", .no_gpu = "why"});
+  all.Add({.name = "two", .no_gpu = "because"});
+  EXPECT_EQ(all, (RankDevice{.name = "one, two", .no_gpu = "why"}));
+}
+
+}  // namespace
+}  // namespace flotilla::worker

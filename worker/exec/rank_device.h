@@ -1,0 +1,32 @@
+// What ranks compute on, as the log names it.
+#pragma once
+
+#include <string>
+
+#include "common/obs/log.h"
+
+namespace flotilla::worker {
+
+struct RankDevice {
+  std::string name;    // e.g. "NVIDIA H100 80GB HBM3" or "CPU (avx512)"
+  std::string no_gpu;  // why that is no GPU, where DeviceChoice::Kind::kAuto looked for one
+
+  // Makes this also what `other` is, with each name once.
+  void Add(const RankDevice& other) {
+    if (name.find(other.name) == std::string::npos) name += (name.empty() ? "" : ", ") + other.name;
+    if (no_gpu.empty()) no_gpu = other.no_gpu;
+  }
+
+  bool operator==(const RankDevice&) const = default;
+};
+
+// Logs what a group computes on, after it has loaded its model.
+inline void LogDevice(const RankDevice& device, Logger& log) {
+  if (device.no_gpu.empty()) {
+    log.Info("model loaded", {{"device", device.name}});
+  } else {
+    log.Info("model loaded", {{"device", device.name}, {"no_gpu", device.no_gpu}});
+  }
+}
+
+}  // namespace flotilla::worker
