@@ -23,9 +23,9 @@ inline std::string_view RecipeName(Recipe recipe) {
 // formats, are not fp32 any more.
 inline constexpr int kRecipeVersion = 4;
 
-// Whether a report in docs/reports/ has shown that GPUs give the bits of CPUs. As long as there is
-// none, a group that computes on GPUs has a numerics id of its own, so that no request moves between
+// Whether a report has shown that GPUs give the bits of CPUs: docs/reports/gpu-h100.md has. Without
+// one, a group that computes on GPUs has a numerics id of its own, so that no request moves between
 // it and CPUs. Who changes what a kernel computes sets this to false until there is another report.
-inline constexpr bool kCudaIsProven = false;
+inline constexpr bool kCudaIsProven = true;
 
 }  // namespace flotilla::worker

@@ -1,0 +1,33 @@
+// Whole models on a GPU beside the CPU: the same seeded weights and tokens, and the same bits of
+// logits and of what rows of logits are reduced to, however a sequence is computed: in one chunk or
+// in many, in a batch, again in other blocks, swapped to the tiers, and on several ranks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/gpu_check/target.h"
+
+namespace flotilla::kernels::cuda {
+
+// What is compared with the CPU.
+enum class ModelTarget : uint8_t {
+  kGpu,     // GPU number 0
+  kFibers,  // a simulation with the kernels themselves: a few tiny models
+  kQueues,  // a simulation with loops in place of kernels, for tests of the checks
+};
+
+struct ModelCheck {
+  std::string name;
+  std::function<CheckResult()> run;  // once
+};
+
+// The checks, one for each model. The weights of large models are made on other threads meanwhile.
+// `few`: only a few tiny models; `only`: only the check of this name, unless it is empty.
+std::vector<ModelCheck> ModelChecks(ModelTarget target, uint64_t seed, bool few,
+                                    std::string_view only);
+
+}  // namespace flotilla::kernels::cuda
