@@ -333,9 +333,7 @@ TEST_P(TinyExactnessTest, ReferencePath) {
                      .backend = deferred});
     const auto gpu = testing::MakeSimulatedGpus(kShuffleSeed);
     exactness.Check({.name = "simulated GPU", .chunk_tokens = 33, .backend = gpu});
-    exactness.Check({.name = "simulated GPU, small pool, n-grams",
-                     .kv_blocks = kSmallPool,
-                     .order = Way::Order::kLongestFirst,
+    exactness.Check({.name = "simulated GPU, n-grams",
                      .speculation = worker::Speculation::kNgram,
                      .backend = gpu});
     exactness.Check({.name = "simulated GPU, draft",

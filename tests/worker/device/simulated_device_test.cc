@@ -63,7 +63,7 @@ TEST_F(SimulatedDeviceTest, WhatIsNotDoneIsNoNumber) {
 TEST(SimulatedDevice, QueuesAreOrderedByEventsAlone) {
   for (const bool ordered : {false, true}) {
     std::set<float> seen;
-    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    for (std::uint64_t seed = 0; seed < 2000; ++seed) {
       SimulatedDevice device({.seed = seed, .ops = &kernels::cuda::HostOps()});
       const Device::Memory pinned = *device.AllocatePinned(8), on_device = *device.Allocate(4);
       const float values[] = {1, 0};
@@ -96,15 +96,21 @@ TEST_F(SimulatedDeviceTest, MemoryThatNobodyOwnsIsAnError) {
   EXPECT_THAT(Error(), HasSubstr("Upload of 8 bytes that nobody owns"));
 }
 
-TEST_F(SimulatedDeviceTest, MemoryThatIsGivenBackTooEarlyIsAnError) {
-  std::optional<Device::Memory> gone = Make(64);
-  const Device::Memory stays = Make(64);
-  // The copy runs later than the memory is given back, sooner or later.
-  for (int i = 0; i < 20; ++i) device_.Fill(Queue::kCompute, stays.data(), 0, 256);
-  device_.Copy(Queue::kCompute, stays.data(), gone->data(), 256);
-  gone.reset();
-  EXPECT_FALSE(device_.Synchronize(device_.Record(Queue::kCompute)).ok());
-  EXPECT_THAT(Error(), HasSubstr("nobody owns"));
+// With most seeds the copy runs after the memory is given back.
+TEST(SimulatedDevice, MemoryThatIsGivenBackTooEarlyIsAnError) {
+  int seen = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SimulatedDevice device({.seed = seed, .ops = &kernels::cuda::HostOps()});
+    std::optional<Device::Memory> gone = *device.Allocate(256);
+    const Device::Memory stays = *device.Allocate(256);
+    device.Copy(Queue::kCompute, stays.data(), gone->data(), 256);
+    gone.reset();
+    const absl::Status status = device.Synchronize(device.Record(Queue::kCompute));
+    if (status.ok()) continue;
+    ++seen;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("nobody owns"));
+  }
+  EXPECT_GT(seen, 0);
 }
 
 TEST_F(SimulatedDeviceTest, AWaitForWhatIsNotRecordedIsAnError) {

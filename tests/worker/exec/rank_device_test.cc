@@ -135,7 +135,7 @@ TEST_F(RankDeviceTest, WhatGpusDoNotComputeIsServedByCpusOrRefusedByName) {
       {.what = "int8", .model = {}, .kv = kernels::KvFormat::Both(kernels::KvType::kInt8)},
       {.what = "mixtures of experts", .model = {.experts = 4}},
       {.what = "GPUs do not multiply weights of this format",
-       .model = {.matrix_type = model::GgmlType::kQ5_0}}};
+       .model = {.matrix_type = model::GgmlType::kIQ4_NL}}};
   for (const Case& one : cases) {
     SCOPED_TRACE(one.what);
     bytes_ = testing::TinyGguf(one.model);
