@@ -10,6 +10,14 @@
 #define FLOTILLA_INLINE inline __attribute__((always_inline))
 #endif
 
+// Lets the next loop do `times` rounds at once, where a GPU runs it.
+#if defined(__CUDACC__)
+#define FLOTILLA_PRAGMA(text) _Pragma(#text)
+#define FLOTILLA_UNROLL_BY(times) FLOTILLA_PRAGMA(unroll times)
+#else
+#define FLOTILLA_UNROLL_BY(times)
+#endif
+
 // Unrolls the next loop (constant bounds) so that its arrays live in registers.
 #if defined(__clang__) || defined(__CUDACC__)
 #define FLOTILLA_UNROLL _Pragma("unroll")

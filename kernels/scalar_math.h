@@ -150,6 +150,11 @@ FLOTILLA_HOST_DEVICE inline uint16_t FloatToBf16(float x) {
 
 // IEEE half to fp32, exact.
 FLOTILLA_HOST_DEVICE inline float HalfToFloat(uint16_t h) {
+#if defined(__CUDA_ARCH__)
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+#endif
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t exponent = (h >> 10) & 31u;
   const uint32_t mantissa = h & 0x3FFu;

@@ -16,9 +16,13 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kTileKeys = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
+constexpr int kKeySets = kThreads / kTileKeys;  // of threads that have the same keys
+constexpr int kHeadsOfThread = kMaxGroup / kKeySets;
+
 // Of heads of up to kDim elements.
-template <int kDim>
+template <class Kv, int kDim>
 struct SegmentShared {
+  const typename Kv::Number* keys[kTileKeys];
   float q[kMaxGroup][kDim];            // scaled
   float out[kMaxGroup][kDim];          // of the keys so far
   float scores[kMaxGroup][kTileKeys];  // then the exponentials
@@ -27,20 +31,96 @@ struct SegmentShared {
   float correction[kMaxGroup];  // of sum and out, before the tile
 };
 
-// Tile by tile: scores with a thread for each key and head, then max and exponentials with a warp
-// for each head, then outputs with a thread for each element and head.
+// The scores of a tile. A thread has one key, and every second head.
+template <class Kv, class Share>
+FLOTILLA_DEVICE void ScoreTile(Share& shared, int dim, int group, int count) {
+  const int key = Thread() % kTileKeys, first = Thread() / kTileKeys;
+  if (key >= count) return;
+  const auto* const k = shared.keys[key];
+  float scores[kHeadsOfThread] = {};
+  for (int begin = 0; begin < dim; begin += 8) {
+    float numbers[8];
+    Kv::LoadEight(k + begin, numbers);
+    FLOTILLA_UNROLL
+    for (int i = 0; i < kHeadsOfThread; ++i) {
+      const int head = first + i * kKeySets;
+      if (head >= group) break;
+      FLOTILLA_UNROLL
+      for (int d = 0; d < 8; ++d) {
+        scores[i] = std::fma(shared.q[head][begin + d], numbers[d], scores[i]);
+      }
+    }
+  }
+  FLOTILLA_UNROLL
+  for (int i = 0; i < kHeadsOfThread; ++i) {
+    const int head = first + i * kKeySets;
+    if (head < group) shared.scores[head][key] = scores[i];
+  }
+}
+
+// Max, exponentials and sum of a tile, with a warp for each head.
+template <class Share>
+FLOTILLA_DEVICE void WeighTile(Share& shared, int group, int count) {
+  const int lane = LaneOf(Thread());
+  for (int head = WarpOf(Thread()); head < group; head += kWarps) {
+    const float before = shared.max[head];
+    float max = before;
+    for (int key = lane; key < count; key += kWarp) {
+      max = shared.scores[head][key] > max ? shared.scores[head][key] : max;
+    }
+    for (int mask = kWarp / 2; mask >= 1; mask /= 2) {
+      const float other = ShuffleXor(max, mask);
+      max = other > max ? other : max;
+    }
+    float p[kTileKeys / kWarp];
+    for (int h = 0; h < kTileKeys / kWarp; ++h) {
+      const int key = h * kWarp + lane;
+      p[h] = key < count ? Exp(shared.scores[head][key] - max) : 0;
+      shared.scores[head][key] = p[h];
+    }
+    for (float& half : p) half += ShuffleDown(half, kWarp / 2);
+    const float sum = LaneTree<kWarp / 2>(p[0] + p[1]);
+    SyncWarp();  // all lanes have read the maximum
+    if (lane == 0) {
+      const bool corrected = max > before && before != kNone;
+      const float correction = corrected ? Exp(before - max) : 1;
+      shared.correction[head] = correction;
+      shared.max[head] = max;
+      const float old = corrected ? shared.sum[head] * correction : shared.sum[head];
+      shared.sum[head] = old + sum;
+    }
+  }
+}
+
+// Adds V of a tile. A thread has two elements of a head at a time.
+template <class Kv, class Share>
+FLOTILLA_DEVICE void AddTile(Share& shared, int dim, int group, int count) {
+  const int pairs = dim / 2;
+  for (int i = Thread(); i < group * pairs; i += kThreads) {
+    const int head = i / pairs, d = i % pairs * 2;
+    float out[2];
+    for (int j = 0; j < 2; ++j) out[j] = shared.out[head][d + j] * shared.correction[head];
+    FLOTILLA_UNROLL_BY(8)
+    for (int key = 0; key < count; ++key) {
+      float v[2];
+      Kv::LoadTwo(shared.keys[key] + kKvRecordTokens * dim + d, v);
+      const float p = shared.scores[head][key];
+      for (int j = 0; j < 2; ++j) out[j] = std::fma(p, v[j], out[j]);
+    }
+    for (int j = 0; j < 2; ++j) shared.out[head][d + j] = out[j];
+  }
+}
+
 template <class Kv, int kDim>
 FLOTILLA_KERNEL(kThreads)
 SegmentKernel(const AttentionArgs args) {
-  using Share = SegmentShared<kDim>;
+  using Share = SegmentShared<Kv, kDim>;
   Share& shared = Shared<Share>();
-  const KvView& cache = args.cache;
   const int item = args.first_segment + BlockX(), kv_head = BlockY();
-  const int dim = cache.dim, group = args.group;
+  const int dim = args.cache.dim, group = args.group;
   const int row = args.segment_rows[item], sequence = args.sequences[row];
   const int begin = (item - args.first_segments[row]) * kSegmentKeys;
   const int keys = args.positions[row] + 1;  // that the row sees
-  const int lane = LaneOf(Thread()), warp = WarpOf(Thread());
 
   const float* const q = args.q + row * args.q_stride + int64_t{kv_head} * group * dim;
   for (int i = Thread(); i < group * dim; i += kThreads) {
@@ -51,57 +131,18 @@ SegmentKernel(const AttentionArgs args) {
     shared.max[head] = kNone;
     shared.sum[head] = 0;
   }
-  SyncThreads();
 
   for (int tile = begin; tile < begin + kSegmentKeys && tile < keys; tile += kTileKeys) {
     const int count = keys - tile < kTileKeys ? keys - tile : kTileKeys;
-    for (int i = Thread(); i < group * kTileKeys; i += kThreads) {
-      const int head = i / kTileKeys, key = i % kTileKeys;
-      if (key >= count) continue;
-      const auto* const k = KeyOf<Kv>(cache, sequence, kv_head, tile + key);
-      float score = 0;
-      for (int d = 0; d < dim; ++d) score = std::fma(shared.q[head][d], Kv::Load(k[d]), score);
-      shared.scores[head][key] = score;
+    if (Thread() < count) {
+      shared.keys[Thread()] = KeyOf<Kv>(args.cache, sequence, kv_head, tile + Thread());
     }
     SyncThreads();
-    for (int head = warp; head < group; head += kWarps) {
-      const float before = shared.max[head];
-      float max = before;
-      for (int key = lane; key < count; key += kWarp) {
-        max = shared.scores[head][key] > max ? shared.scores[head][key] : max;
-      }
-      for (int mask = kWarp / 2; mask >= 1; mask /= 2) {
-        const float other = ShuffleXor(max, mask);
-        max = other > max ? other : max;
-      }
-      float p[kTileKeys / kWarp];
-      for (int h = 0; h < kTileKeys / kWarp; ++h) {
-        const int key = h * kWarp + lane;
-        p[h] = key < count ? Exp(shared.scores[head][key] - max) : 0;
-        shared.scores[head][key] = p[h];
-      }
-      for (float& half : p) half += ShuffleDown(half, kWarp / 2);
-      const float sum = LaneTree<kWarp / 2>(p[0] + p[1]);
-      SyncWarp();  // all lanes have read the maximum
-      if (lane == 0) {
-        const bool corrected = max > before && before != kNone;
-        const float correction = corrected ? Exp(before - max) : 1;
-        shared.correction[head] = correction;
-        shared.max[head] = max;
-        const float old = corrected ? shared.sum[head] * correction : shared.sum[head];
-        shared.sum[head] = old + sum;
-      }
-    }
+    ScoreTile<Kv>(shared, dim, group, count);
     SyncThreads();
-    for (int i = Thread(); i < group * dim; i += kThreads) {
-      const int head = i / dim, d = i % dim;
-      float out = shared.out[head][d] * shared.correction[head];
-      for (int key = 0; key < count; ++key) {
-        const auto* const v = KeyOf<Kv>(cache, sequence, kv_head, tile + key) + ToValue(cache);
-        out = std::fma(shared.scores[head][key], Kv::Load(v[d]), out);
-      }
-      shared.out[head][d] = out;
-    }
+    WeighTile(shared, group, count);
+    SyncThreads();
+    AddTile<Kv>(shared, dim, group, count);
     SyncThreads();
   }
 
@@ -147,7 +188,7 @@ MergeKernel(const AttentionArgs args) {
 
 template <class Kv, int kDim>
 int LaunchSegments(const AttentionArgs& args, Stream stream) {
-  return Launch<SegmentKernel<Kv, kDim>, kThreads, SegmentShared<kDim>>(
+  return Launch<SegmentKernel<Kv, kDim>, kThreads, SegmentShared<Kv, kDim>>(
       "paged_attention", {.x = args.segments, .y = args.kv_heads}, args, stream);
 }
 

@@ -25,7 +25,7 @@ MatMulF32Kernel(const MatMulF32Args args) {
   const Matrix& w = args.weights;
   const int panel = BlockX(), first_row = BlockY() * kTileRows;
   const int lane = LaneOf(Thread()), warp = WarpOf(Thread());
-  SplitTree<1> tree;
+  SplitTree<1, kMostLevels> tree;
   float acc[1] = {};
   int split = 0;
   for (int stage = 0; stage < w.k; stage += kStage) {

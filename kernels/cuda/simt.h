@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/ops.h"
 #include "kernels/host_device.h"
@@ -73,6 +74,15 @@ FLOTILLA_DEVICE T ShuffleDown(T value, int delta) {
   return lanes[from < kWarp ? from : Thread() % kWarp];
 }
 
+// A load of a whole T.
+template <class T>
+FLOTILLA_DEVICE T Load(const void* from) {
+  Machine::Current().CheckAlignment(from, alignof(T));
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
 // Runs the kernel on a grid of blocks. Shared: the type of what its threads share.
 // Returns 0, or an error of CUDA. The simulation returns kFault, and the stream says what happened.
 template <auto kKernel, int kThreads, class SharedMemory, class Args>
@@ -113,6 +123,11 @@ FLOTILLA_DEVICE T ShuffleDown(T value, int delta) {
   return __shfl_down_sync(0xFFFFFFFFu, value, delta);
 }
 
+template <class T>
+FLOTILLA_DEVICE T Load(const void* from) {
+  return *static_cast<const T*>(from);
+}
+
 template <auto kKernel, int kThreads, class SharedMemory, class Args>
 int Launch(const char*, const Grid& grid, const Args& args, Stream stream) {
   if (grid.empty()) return 0;
@@ -126,6 +141,17 @@ int Launch(const char*, const Grid& grid, const Args& args, Stream stream) {
 }
 
 #endif
+
+// Eight and sixteen bytes, loaded at once from a multiple of their size. The simulation reports
+// another address.
+struct alignas(8) Pair {
+  uint32_t x, y;
+};
+struct alignas(16) Quad {
+  uint32_t x, y, z, w;
+};
+FLOTILLA_DEVICE Pair LoadPair(const void* from) { return Load<Pair>(from); }
+FLOTILLA_DEVICE Quad LoadQuad(const void* from) { return Load<Quad>(from); }
 
 // Of a kernel whose threads share nothing.
 struct NothingShared {};

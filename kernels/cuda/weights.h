@@ -35,7 +35,8 @@ int VisitKind(WeightKind kind, const Visitor& visitor) {
 
 // The splits of a product, added in their tree as they come: level i holds the sum of 2^i splits
 // that lie side by side (kernels/packed_matrix.h).
-template <int kOutputs>
+inline constexpr int kMostLevels = 9;  // of up to 256 splits
+template <int kOutputs, int kLevels>
 class SplitTree {
  public:
   FLOTILLA_DEVICE void Add(const float (&partial)[kOutputs]) {
@@ -45,6 +46,7 @@ class SplitTree {
     FLOTILLA_UNROLL
     for (int level = 0; level < kLevels; ++level) {
       const bool full = count_ >> level & 1;
+      FLOTILLA_UNROLL
       for (int i = 0; i < kOutputs; ++i) {
         if (!placed && full) sum[i] = levels_[level][i] + sum[i];
         if (!placed && !full) levels_[level][i] = sum[i];
@@ -60,6 +62,7 @@ class SplitTree {
     FLOTILLA_UNROLL
     for (int level = 0; level < kLevels; ++level) {
       if ((count_ >> level & 1) == 0) continue;
+      FLOTILLA_UNROLL
       for (int i = 0; i < kOutputs; ++i) {
         out[i] = begun ? levels_[level][i] + out[i] : levels_[level][i];
       }
@@ -68,8 +71,6 @@ class SplitTree {
   }
 
  private:
-  static constexpr int kLevels = 9;  // of up to 256 splits
-
   float levels_[kLevels][kOutputs] = {};
   int count_ = 0;
 };

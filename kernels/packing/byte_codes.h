@@ -64,8 +64,9 @@ struct ByteCodes {
     }
   }
 
-  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
-    return static_cast<int8_t>(record[Position(lane, k)]);
+  static FLOTILLA_INLINE uint32_t FourCodes(const std::byte* record, int lane, int k) {
+    return LoadAs<uint16_t>(record + Position(lane, k)) |
+           uint32_t{LoadAs<uint16_t>(record + Position(lane, k + 2))} << 16;
   }
 
   // acc = fma(d, float(dot - z sum), acc). Dots of 8 bits may round.
@@ -133,6 +134,10 @@ struct ByteCodes {
 
   static FLOTILLA_INLINE int Position(int lane, int k) {
     return ((lane / 16 * 16 + k / 2) * 16 + lane % 16) * 2 + k % 2;
+  }
+
+  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
+    return static_cast<int8_t>(record[Position(lane, k)]);
   }
 
   static FLOTILLA_INLINE float Scale(const std::byte* record, int lane) {

@@ -36,7 +36,8 @@
 //
 // Kinds that kernels/cuda/ multiplies have the two parts of AddBlock by themselves:
 //
-//   Code(record, lane, k)      the integer that the activation k is multiplied by
+//   FourCodes(record, lane, k) the integers that the activations k to k + 3 are multiplied by, a
+//                              byte each; k is a multiple of 4
 //   AddDot(record, lane, dot, sums, acc)  the sum after a block whose products add up to `dot`
 //
 // Functions of S are vector code (kernels/cpu/simd.h). The others are the scalar twin; they are
@@ -85,8 +86,12 @@ requires(Kind::kHasTable) inline constexpr bool kHasTableOf<Kind> = true;
 template <class Kind>
 concept StreamsWeights = Kind::kStreams;
 
+// Records have each number at a multiple of its size. GPUs load it at once if they are told so.
 template <typename T>
 FLOTILLA_INLINE T LoadAs(const std::byte* p) {
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const T*>(p);
+#endif
   T value;
   std::memcpy(&value, p, sizeof value);
   return value;

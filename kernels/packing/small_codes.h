@@ -50,6 +50,13 @@ struct NibbleLanes {
     return LoadAs<uint16_t>(record + Lane(lane, k) * 2) >> (k % 8 / 2 * 4) & 0xF;
   }
 
+  // Codes k to k + 3, a byte each: nibbles n and n + 1 of the lanes of both j.
+  static FLOTILLA_INLINE uint32_t FourCodes(const std::byte* record, int lane, int k) {
+    const uint32_t lanes = LoadAs<uint32_t>(record + Lane(lane, k / 8 * 8) * 2) >> k % 8 / 2 * 4;
+    const uint32_t pairs = (lanes & 0xFFu) | (lanes >> 8 & 0xFF00u);
+    return (pairs & 0x0F0Fu) | (pairs << 12 & 0x0F0F0000u);
+  }
+
  private:
   // The 16-bit lane that has the code of k.
   static FLOTILLA_INLINE int Lane(int lane, int k) {
@@ -134,12 +141,9 @@ struct SmallCodes {
     }
   }
 
-  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
-    int code = NibbleLanes::Code(record, lane, k);
-    if constexpr (kBits == 5) {
-      code |= (LoadAs<uint16_t>(record + kFifths + lane * 4 + k % 2 * 2) >> k / 2 & 1) << 4;
-    }
-    return code;
+  static FLOTILLA_INLINE uint32_t FourCodes(const Record& record, int lane,
+                                            int k) requires(kBits == 4) {
+    return NibbleLanes::FourCodes(At(record), lane, k);
   }
 
   // acc = fma(d, float(dot), acc), then acc = fma(m, sum, acc), d and m being the products where
@@ -236,6 +240,14 @@ struct SmallCodes {
     const float m = HalfToFloat(LoadAs<uint16_t>(Halves(record) + kMinimums + lane * 2));
     return kWindows ? m * static_cast<float>(LoadAs<int8_t>(At(record) + kScales + lane * 2 + 1))
                     : m;
+  }
+
+  static FLOTILLA_INLINE int Code(const std::byte* record, int lane, int k) {
+    int code = NibbleLanes::Code(record, lane, k);
+    if constexpr (kBits == 5) {
+      code |= (LoadAs<uint16_t>(record + kFifths + lane * 4 + k % 2 * 2) >> k / 2 & 1) << 4;
+    }
+    return code;
   }
 
   template <class S>

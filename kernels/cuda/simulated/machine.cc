@@ -40,7 +40,7 @@ void ComeBack([[maybe_unused]] void* fake, [[maybe_unused]] const void** from,
 #endif
 }
 
-enum class State : uint8_t { kReady, kInSyncThreads, kInWarp, kEnded };
+enum class State : uint8_t { kReady, kInSyncThreads, kInWarp, kMisaligned, kEnded };
 
 struct SimulatedThread {
   boost::context::fiber fiber;
@@ -166,6 +166,9 @@ class BlockRunner final : public Machine {
   // Counts the thread that has just stopped, and makes those ready that waited for it.
   std::optional<Fault> Release() {
     const State state = threads_[thread_].state;
+    if (state == State::kMisaligned) {
+      return FaultOf(thread_, "it loads from an address that is no multiple of the size");
+    }
     if (state == State::kEnded) {
       ++ended_;
     } else if (state == State::kInSyncThreads) {
@@ -246,6 +249,8 @@ std::string Describe(const Fault& fault) {
 Machine& Machine::Current() { return *current; }
 
 std::byte* Machine::shared(size_t) { return current->shared(); }
+
+void Machine::Misalign() { current->Wait(State::kMisaligned); }
 
 void Machine::SyncThreads() { current->Wait(State::kInSyncThreads); }
 

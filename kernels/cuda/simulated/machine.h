@@ -65,6 +65,11 @@ class Machine {
 
   void SyncThreads();
 
+  // A thread whose address is not a multiple of the alignment is a fault.
+  void CheckAlignment(const void* address, size_t alignment) {
+    if (reinterpret_cast<uintptr_t>(address) % alignment != 0) Misalign();
+  }
+
   // The values of all lanes of the warp, which make this call together. They stay until the lane's
   // call after the next one.
   template <class T>
@@ -81,6 +86,7 @@ class Machine {
   Machine() = default;
   ~Machine() = default;
 
+  void Misalign();
   std::byte* BeginGather();
   void EndGather(Word word);
 
