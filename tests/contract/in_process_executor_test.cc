@@ -36,10 +36,17 @@ ExecutorCase InProcessCase(std::string name, worker::BackendMaker make_backend) 
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(InProcess, ExecutorContract,
-                         ::testing::Values(InProcessCase("InProcessExecutor", nullptr),
-                                           InProcessCase("InProcessExecutorOnGpus",
-                                                         MakeSimulatedGpus(kSeed))),
+std::vector<ExecutorCase> Cases() {
+  std::vector<ExecutorCase> cases = {InProcessCase("InProcessExecutor", nullptr)};
+  for (const GpuMode mode : GpuModes()) {
+    cases.push_back(InProcessCase(
+        mode == GpuMode::kQueues ? "InProcessExecutorOnGpus" : "InProcessExecutorOnFibers",
+        MakeSimulatedGpus(kSeed, mode)));
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(InProcess, ExecutorContract, ::testing::ValuesIn(Cases()),
                          ExecutorCaseName);
 
 }  // namespace

@@ -1,14 +1,23 @@
 #include "tests/support/simulated_gpu.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/kernels/cuda/host_ops.h"
 #include "worker/compute/cuda/cuda_backend.h"
 #include "worker/device/simulated_device.h"
 
 namespace flotilla::testing {
+
+std::vector<GpuMode> GpuModes() {
+  const char* value = std::getenv("FLOTILLA_LONG");
+  const bool fibers = value != nullptr && std::strcmp(value, "1") == 0;
+  return fibers ? std::vector{GpuMode::kQueues, GpuMode::kFibers} : std::vector{GpuMode::kQueues};
+}
 
 worker::BackendMaker MakeSimulatedGpus(std::uint64_t seed, GpuMode mode, GpuFailure failure) {
   const auto made = std::make_shared<std::atomic<std::uint64_t>>(0);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "worker/compute/backend.h"
 
@@ -13,6 +14,9 @@ enum class GpuMode : std::uint8_t {
   kQueues,  // the work of queues, with loops in place of kernels (tests/kernels/cuda/host_ops.h)
   kFibers,  // with the kernels themselves
 };
+
+// Queues, and with FLOTILLA_LONG=1 fibers too, which are slow.
+std::vector<GpuMode> GpuModes();
 
 // The pieces of work until the GPUs of MakeSimulatedGpus that are made from now on fail (1: the
 // first); 0: they do not.

@@ -135,12 +135,15 @@ TEST(Rank, TheBackendHasNoMorePositionsThanThePool) {
 class InProcessExecutorTest : public ::testing::TestWithParam<std::string> {
  protected:
   bool deferred() const { return GetParam() == "Deferred"; }
-  bool gpu() const { return GetParam() == "Gpu"; }
+  bool gpu() const { return GetParam().starts_with("Gpu"); }
 
   // The options with the backend of this test.
   RankOptions WithBackend(RankOptions options) const {
     if (deferred()) options.make_backend = testing::MakeDeferredBackends(kSeed, 2, control_);
-    if (gpu()) options.make_backend = testing::MakeSimulatedGpus(kSeed);
+    if (gpu()) {
+      options.make_backend = testing::MakeSimulatedGpus(
+          kSeed, GetParam() == "Gpu" ? testing::GpuMode::kQueues : testing::GpuMode::kFibers);
+    }
     return options;
   }
 
@@ -185,8 +188,13 @@ class InProcessExecutorTest : public ::testing::TestWithParam<std::string> {
   std::optional<InProcessExecutor> executor_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, InProcessExecutorTest,
-                         ::testing::Values("Cpu", "Deferred", "Gpu"),
+std::vector<std::string> Backends() {
+  std::vector<std::string> backends = {"Cpu", "Deferred", "Gpu"};
+  if (testing::GpuModes().size() > 1) backends.push_back("GpuFibers");
+  return backends;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, InProcessExecutorTest, ::testing::ValuesIn(Backends()),
                          [](const auto& info) { return info.param; });
 
 TEST_P(InProcessExecutorTest, DescribesWhatItServes) {
