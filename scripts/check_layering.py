@@ -20,6 +20,7 @@ LIBRARIES = {
     "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
     "openssl": "openssl", "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
     "boost/context": "fibers", "cuda_runtime.h": "cuda", "cuda_runtime_api.h": "cuda",
+    "nccl.h": "cuda",
 }
 
 # Pure folders have only values and pure functions. These includes would let a core see
@@ -75,7 +76,7 @@ FOLDERS = {
     # Memory and queues of a GPU, and a simulated one.
     "worker/device": Folder(may=("kernels",) + COMMON, libs=("absl", "cuda")),
     "worker/compute/cuda": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/device",
-                                       "model", "kernels") + COMMON, libs=("absl",)),
+                                       "model", "kernels") + COMMON, libs=("absl", "system")),
     # The model's graph. It sees no kernel, thread or device.
     "worker/compute/decoder": Folder(may=("worker/core", "worker/comm", "worker/compute", "model",
                                           "common/types"), libs=("absl",), pure=True),

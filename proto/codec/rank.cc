@@ -52,6 +52,8 @@ std::string Encode(const RankEvent& event) {
     proto.mutable_loaded()->set_buffer_bytes(loaded->buffer_bytes);
     proto.mutable_loaded()->set_device(loaded->device);
     proto.mutable_loaded()->set_no_gpu(loaded->no_gpu);
+    proto.mutable_loaded()->set_exchange(loaded->exchange);
+    proto.mutable_loaded()->set_no_nccl(loaded->no_nccl);
   } else if (const auto* refused = std::get_if<RankRefused>(&event)) {
     proto.mutable_refused()->set_code(static_cast<std::uint32_t>(refused->why.code()));
     proto.mutable_refused()->set_message(std::string(refused->why.message()));
@@ -99,7 +101,9 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
       return RankLoaded{.weight_bytes = proto.loaded().weight_bytes(),
                         .buffer_bytes = proto.loaded().buffer_bytes(),
                         .device = proto.loaded().device(),
-                        .no_gpu = proto.loaded().no_gpu()};
+                        .no_gpu = proto.loaded().no_gpu(),
+                        .exchange = proto.loaded().exchange(),
+                        .no_nccl = proto.loaded().no_nccl()};
     case v1::RankEvent::kRefused: {
       const auto code = static_cast<absl::StatusCode>(proto.refused().code());
       if (code == absl::StatusCode::kOk) return Wrong("refused.code", "0");

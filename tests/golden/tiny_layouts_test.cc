@@ -5,6 +5,7 @@
 // computes does not matter either: the deferred backend, which shares only the reference kernels
 // with that of CPUs, gives these bits too.
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,11 +14,14 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "model/load_spec.h"
 #include "model/quantize_at_load.h"
+#include "tests/kernels/cuda/host_ops.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
@@ -25,6 +29,7 @@
 #include "tests/support/tiny_case.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/compute/cpu/cpu_backend.h"
+#include "worker/device/simulated_device.h"
 
 namespace flotilla::testing {
 namespace {
@@ -67,6 +72,7 @@ struct Way {
   std::uint32_t chunk = 256;
   bool small_pool = false;  // most requests are preempted
   bool tier = false;        // and swapped, if that takes less time than to compute again
+  bool nccl = false;        // ranks load themselves on simulated GPUs, and find a fake NCCL
 
   bool fibers = false;  // the GPUs run their kernels, and no loops in place of them
 
@@ -121,6 +127,8 @@ std::vector<Way> GpuWays(std::uint64_t seed, GpuMode mode) {
       {.name = "GPUs, tp2", .shape = {2, 1}, .gpus = gpus()},
       {.name = "GPUs, pp2", .shape = {1, 2}, .gpus = gpus()},
       {.name = "GPUs, tp2pp2", .shape = {2, 2}, .gpus = gpus()},
+      {.name = "GPUs over NCCL, tp2", .shape = {2, 1}, .nccl = true},
+      {.name = "GPUs over NCCL, chunks of 7", .shape = {2, 1}, .chunk = 7, .nccl = true},
       {.name = "GPU and CPU, tp2", .shape = {2, 1}, .gpus = mixed()},
       {.name = "GPU and CPU, small pool", .shape = {2, 1}, .gpus = mixed(), .small_pool = true}};
 }
@@ -144,6 +152,21 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
   options.rank.make_backend = way.gpus;
   if (way.deferred) {
     options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
+  }
+  if (way.nccl) {
+    options.rank.device = {.kind = worker::DeviceChoice::Kind::kCuda};
+    const auto gpus = std::make_shared<std::atomic<std::uint64_t>>(0);
+    options.rank.make_device = [gpus, ops = &kernels::cuda::HostOps()](
+                                   const worker::DeviceChoice&,
+                                   int) -> absl::StatusOr<std::unique_ptr<worker::Device>> {
+      worker::SimulatedDeviceOptions device;
+      device.seed = (*gpus)++;
+      device.id = absl::StrCat(device.seed);
+      device.ops = ops;
+      return std::make_unique<worker::SimulatedDevice>(device);
+    };
+    const auto nccl = std::make_shared<FakeNccl>(FakeNcclOptions{.seed = kSeed, .most_looks = 2});
+    options.rank.open_nccl = [nccl] { return nccl->Open(); };
   }
   options.rank.recipe = recipe;
   options.rank.kv_format = kv.value_or(recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32

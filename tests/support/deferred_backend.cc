@@ -351,7 +351,8 @@ absl::Status DeferredBackend::Load() { return MayAdd("Load") ? device_->Load() :
 // ---- KV memory and tiers.
 
 std::uint32_t DeferredBackend::DefaultBlockCount(const worker::KvShape&, const worker::KvShape&,
-                                                 std::uint32_t one_sequence) const {
+                                                 std::uint32_t one_sequence,
+                                                 int /*sharers*/) const {
   constexpr std::uint32_t kBlocks = 4096;
   return std::max(kBlocks, one_sequence) + 1;
 }

@@ -75,7 +75,7 @@ class DeferredBackend final : public worker::Backend {
   absl::Status Load() override;
 
   std::uint32_t DefaultBlockCount(const worker::KvShape& own, const worker::KvShape& all,
-                                  std::uint32_t one_sequence) const override;
+                                  std::uint32_t one_sequence, int sharers) const override;
   absl::Status CreateKv(const worker::KvShape& shape, std::uint32_t blocks,
                         const worker::TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_; }

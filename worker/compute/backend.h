@@ -238,6 +238,8 @@ class Backend {
   virtual absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) = 0;
   virtual absl::StatusOr<ExpertsHandle> AddExperts(const ExpertsSource& source) = 0;
   virtual absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) = 0;
+  // Says what RopeAndStore and Attend will be asked, to a backend that needs memory for it.
+  virtual void AddAttention(const AttentionOp& /*attention*/) {}
   // Reads all weights that were added. The file is not needed afterwards but for embeddings. An
   // error names the tensor.
   virtual absl::Status Load() = 0;
@@ -245,11 +247,16 @@ class Backend {
   // ---- KV memory: blocks of 16 or 64 tokens of all heads of this rank, for the layers of one KV
   // group. Those of 64 go with layers whose K or V is kept by runs (worker/compute/open_runs.h).
 
+  // Names the memory that blocks will lie in, so that ranks know who shares it; empty: that of the
+  // host, whose ranks the rule of DefaultBlockCount counts.
+  virtual std::string memory_id() const { return ""; }
   // The number of blocks, the null block included, when the operator names none; at least what one
-  // sequence needs, `one_sequence`. `own` is the shape of this rank, `all` that of all
-  // ranks together, which counts if they share the memory. All ranks must come to the same number.
+  // sequence needs, `one_sequence`. `own` is the shape of this rank, `all` that of all ranks
+  // together, which counts if they share the host's memory. `sharers` ranks, this one included,
+  // have memory of this rank's memory_id, and all have loaded. The ranks take the lowest number of
+  // all.
   virtual std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                          std::uint32_t one_sequence) const = 0;
+                                          std::uint32_t one_sequence, int sharers) const = 0;
   // Makes the memory and the tiers, once, after Load. K and V behind the last position that was
   // written mean nothing. RESOURCE_EXHAUSTED: not enough of either; UNAVAILABLE: no file
   // can be made in the directory; UNIMPLEMENTED: the backend has no such layers.
@@ -373,6 +380,7 @@ struct BackendOptions {
   int max_rows = 0;                             // of one step
   int max_positions = 0;                        // of one sequence
   int max_sequences = 1;                        // handles of sequences are below
+  int max_steps = 2;                            // started and not finished, at a time
   const Clock* clock = nullptr;                 // outlives the backend
   // With several ranks in the stage, or several stages: how this rank exchanges activations. Null:
   // there is one rank.

@@ -28,4 +28,7 @@ inline constexpr int kRecipeVersion = 4;
 // it and CPUs. Who changes what a kernel computes sets this to false until there is another report.
 inline constexpr bool kCudaIsProven = true;
 
+// The same of groups whose GPUs exchange activations with NCCL. No report has shown one.
+inline constexpr bool kNcclIsProven = false;
+
 }  // namespace flotilla::worker

@@ -21,7 +21,14 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) : index_(index) {}
 
   absl::Status Open() {
-    Note(cudaSetDevice(index_), "cudaSetDevice");
+    // It makes the context, which needs some hundred MiB.
+    const cudaError_t error = cudaSetDevice(index_);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return absl::ResourceExhaustedError(
+          absl::StrCat("GPU ", index_, " has no room for another process"));
+    }
+    Note(error, "cudaSetDevice");
     cudaDeviceProp properties;
     Note(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
     // The host sleeps while it waits.
@@ -30,6 +37,7 @@ class CudaDevice final : public Device {
     }
     if (absl::Status failed = status(); !failed.ok()) return failed;
     name_ = properties.name;
+    id_.assign(properties.uuid.bytes, sizeof properties.uuid.bytes);
     if (properties.major < kOldestMajor) {
       return absl::FailedPreconditionError(
           absl::StrCat(name_, " has compute capability ", properties.major, ".", properties.minor,
@@ -49,6 +57,7 @@ class CudaDevice final : public Device {
   }
 
   const std::string& name() const override { return name_; }
+  const std::string& id() const override { return id_; }
 
   absl::StatusOr<Memory> Allocate(std::size_t bytes) override {
     Use();
@@ -78,11 +87,8 @@ class CudaDevice final : public Device {
     return Memory(this, static_cast<std::byte*>(data), bytes, /*pinned=*/true);
   }
 
-  std::int64_t FreeBytes() override {
-    Use();
-    std::size_t free = 0, total = 0;
-    return cudaMemGetInfo(&free, &total) == cudaSuccess ? static_cast<std::int64_t>(free) : 0;
-  }
+  std::int64_t FreeBytes() override { return MemoryInfo().first; }
+  std::int64_t TotalBytes() override { return MemoryInfo().second; }
 
   void Upload(Queue queue, void* to, const void* from, std::size_t bytes) override {
     CopyBytes(queue, to, from, bytes, cudaMemcpyHostToDevice);
@@ -157,6 +163,13 @@ class CudaDevice final : public Device {
  private:
   // The runtime has a current GPU for each thread.
   void Use() { Note(cudaSetDevice(index_), "cudaSetDevice"); }
+  // Bytes that are free, and all.
+  std::pair<std::int64_t, std::int64_t> MemoryInfo() {
+    Use();
+    std::size_t free = 0, total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return {};
+    return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
+  }
   cudaStream_t stream(Queue queue) const { return streams_[static_cast<int>(queue)]; }
 
   void CopyBytes(Queue queue, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
@@ -183,6 +196,7 @@ class CudaDevice final : public Device {
 
   const int index_;
   std::string name_ = "GPU";
+  std::string id_;  // its 16 bytes
   cudaStream_t streams_[kQueues] = {};
 
   absl::Mutex mu_;

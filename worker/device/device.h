@@ -73,12 +73,15 @@ class Device {
 
   // E.g. "NVIDIA H100 80GB HBM3".
   virtual const std::string& name() const = 0;
+  // Names the memory: two devices have the same id where they are the same GPU of the same host.
+  virtual const std::string& id() const = 0;
 
   // At least 1 byte, 256-byte aligned. What it holds means nothing. RESOURCE_EXHAUSTED: there is
   // not enough memory; the message says how much is free.
   virtual absl::StatusOr<Memory> Allocate(std::size_t bytes) = 0;
   virtual absl::StatusOr<Memory> AllocatePinned(std::size_t bytes) = 0;
   virtual std::int64_t FreeBytes() = 0;
+  virtual std::int64_t TotalBytes() = 0;
 
   // From pinned memory to the device, and back; within the device; `byte` into every byte.
   virtual void Upload(Queue queue, void* to, const void* from, std::size_t bytes) = 0;

@@ -17,7 +17,10 @@ constexpr std::uint64_t kMostDrift = 4;
 }  // namespace
 
 SimulatedDevice::SimulatedDevice(const SimulatedDeviceOptions& options)
-    : options_(options), random_(kernels::Mix64(options.seed)) {
+    : options_(options),
+      used_bytes_(options.used_bytes != nullptr ? options.used_bytes
+                                                : std::make_shared<std::atomic<std::int64_t>>(0)),
+      random_(kernels::Mix64(options.seed)) {
   stream_.seed = options.seed;
 }
 
@@ -39,16 +42,15 @@ absl::StatusOr<Device::Memory> SimulatedDevice::Make(std::size_t bytes, bool pin
   absl::MutexLock lock(&mu_);
   if (!failure_.ok()) return failure_;
   const auto size = static_cast<std::int64_t>(bytes);
-  if (!pinned && size > options_.memory_bytes - used_bytes_) {
+  if (!pinned && used_bytes_->fetch_add(size) > options_.memory_bytes - size) {
+    *used_bytes_ -= size;
     return absl::ResourceExhaustedError(absl::StrCat(name_, " has no room for ", bytes, " bytes; ",
-                                                     options_.memory_bytes - used_bytes_,
-                                                     " bytes are free"));
+                                                     FreeBytes(), " bytes are free"));
   }
   // Of the exact size, so that the address sanitizer sees what kernels reach behind its end.
   auto* const data = static_cast<std::byte*>(::operator new(bytes, kAlignment));
   std::memset(data, 0xFF, bytes);
   blocks_.emplace(data, Block{bytes, pinned});
-  if (!pinned) used_bytes_ += size;
   return Memory(this, data, bytes, pinned);
 }
 
@@ -56,15 +58,10 @@ void SimulatedDevice::Free(std::byte* data, bool pinned) {
   absl::MutexLock lock(&mu_);
   const auto at = blocks_.find(data);
   if (at == blocks_.end()) return;
-  if (!pinned) used_bytes_ -= static_cast<std::int64_t>(at->second.bytes);
+  if (!pinned) *used_bytes_ -= static_cast<std::int64_t>(at->second.bytes);
   std::memset(data, 0xFF, at->second.bytes);
   blocks_.erase(at);
   ::operator delete(data, kAlignment);
-}
-
-std::int64_t SimulatedDevice::FreeBytes() {
-  absl::MutexLock lock(&mu_);
-  return options_.memory_bytes - used_bytes_;
 }
 
 bool SimulatedDevice::Owns(const void* data, std::size_t bytes, bool pinned) const {

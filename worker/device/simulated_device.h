@@ -8,10 +8,12 @@
 //   A Wait for an event of later work, which would never happen, is one, too.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -30,6 +32,9 @@ struct SimulatedDeviceOptions {
   // bits.
   const kernels::cuda::Ops* ops = nullptr;
   std::int64_t memory_bytes = std::int64_t{1} << 30;
+  std::string id = "simulated";
+  // What is used of the memory, by all devices that share it; null: the device has it alone.
+  std::shared_ptr<std::atomic<std::int64_t>> used_bytes;
 };
 
 class SimulatedDevice final : public Device {
@@ -38,9 +43,11 @@ class SimulatedDevice final : public Device {
   ~SimulatedDevice() override;
 
   const std::string& name() const override { return name_; }
+  const std::string& id() const override { return options_.id; }
   absl::StatusOr<Memory> Allocate(std::size_t bytes) override;
   absl::StatusOr<Memory> AllocatePinned(std::size_t bytes) override;
-  std::int64_t FreeBytes() override;
+  std::int64_t FreeBytes() override { return options_.memory_bytes - *used_bytes_; }
+  std::int64_t TotalBytes() override { return options_.memory_bytes; }
   void Upload(Queue queue, void* to, const void* from, std::size_t bytes) override;
   void Download(Queue queue, void* to, const void* from, std::size_t bytes) override;
   void Copy(Queue queue, void* to, const void* from, std::size_t bytes) override;
@@ -83,12 +90,12 @@ class SimulatedDevice final : public Device {
 
   const SimulatedDeviceOptions options_;
   const std::string name_ = "simulated GPU";
+  const std::shared_ptr<std::atomic<std::int64_t>> used_bytes_;
 
   absl::Mutex mu_;
   kernels::cuda::simulated::SimulatedStream stream_ ABSL_GUARDED_BY(mu_);
   std::uint64_t random_ ABSL_GUARDED_BY(mu_);
   std::map<const std::byte*, Block> blocks_ ABSL_GUARDED_BY(mu_);
-  std::int64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<Work> queues_[kQueues] ABSL_GUARDED_BY(mu_);
   Event last_event_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<Event> pending_ ABSL_GUARDED_BY(mu_);        // recorded, and not happened

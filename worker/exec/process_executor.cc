@@ -298,7 +298,8 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
       absl::StrAppend(&pids, rank == 0 ? "" : ",", incarnation_.group->pid(rank));
       weights += incarnation_.loaded[rank]->weight_bytes;
       buffers += incarnation_.loaded[rank]->buffer_bytes;
-      device.Add({incarnation_.loaded[rank]->device, incarnation_.loaded[rank]->no_gpu});
+      const codec::RankLoaded& loaded = *incarnation_.loaded[rank];
+      device.Add({loaded.device, loaded.no_gpu, loaded.exchange, loaded.no_nccl});
     }
     probe_.weight_bytes = weights;
     probe_.buffer_bytes = buffers;

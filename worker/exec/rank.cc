@@ -1,18 +1,25 @@
 #include "worker/exec/rank.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include <xxhash.h>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "common/rt/cpu_quota.h"
 #include "common/types/kv_needs.h"
 #include "model/load_spec.h"
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/compute/cuda/cuda_backend.h"
+#include "worker/compute/cuda/nccl_api.h"
+#include "worker/compute/cuda/nccl_exchange.h"
 #include "worker/compute/draft_model.h"
+#include "worker/device/await_memory.h"
 
 namespace flotilla::worker {
 namespace {
@@ -179,6 +186,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .max_positions = static_cast<int>(MostPositions(
                              spec_, options_.kv_blocks, options_.kv_format.block_tokens())),
                          .max_sequences = static_cast<int>(options_.max_sequences),
+                         .max_steps = static_cast<int>(options_.shape.pipeline) + 1,
                          .clock = &clock,
                          .exchange = links_.exchange,
                          .progress = options_.progress};
@@ -209,13 +217,14 @@ absl::Status Rank::LoadBackend(const BackendOptions& options, absl::Span<const M
     const absl::Status status = LoadOnGpu(options, shards, number);
     const bool unusable = absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
     on_gpu_ = status.ok();
-    if (options_.device.kind == Kind::kCuda || (!status.ok() && !unusable)) {
-      return ForPeople(options_.device, status);
-    }
-    auto no_gpu = AgreeOnGpu(std::string(status.message()));
+    const bool must = options_.device.kind == Kind::kCuda;
+    if (!status.ok() && (must || !unusable)) return ForPeople(options_.device, status);
+    absl::StatusOr<std::string> no_gpu = std::string();
+    if (!must) no_gpu = AgreeOnGpu(std::string(status.message()));
     if (!no_gpu.ok()) return no_gpu.status();
-    if (no_gpu->empty()) return absl::OkStatus();
+    if (no_gpu->empty()) return AgreeOnExchange();
     on_gpu_ = false;
+    cuda_ = nullptr;
     device_.no_gpu = *std::move(no_gpu);
     decoder_.reset();
     backend_.reset();
@@ -228,10 +237,16 @@ absl::Status Rank::LoadBackend(const BackendOptions& options, absl::Span<const M
 absl::Status Rank::LoadOnGpu(const BackendOptions& options, absl::Span<const ModelShard> shards,
                              std::uint32_t number) {
   const DeviceMaker make = options_.make_device ? options_.make_device : MakeDevice;
-  auto device = make(options_.device, options_.local_rank);
+  auto device = MakeWithFreeMemory([&] { return make(options_.device, options_.local_rank); },
+                                   [&](absl::Duration pause) {
+                                     if (options_.progress != nullptr) options_.progress->Move();
+                                     options_.sleep ? options_.sleep(pause) : absl::SleepFor(pause);
+                                   });
+  if (absl::IsResourceExhausted(device.status())) return device.status();
   if (!device.ok()) return absl::FailedPreconditionError(device.status().message());
   device_.name = (*device)->name();
   auto backend = std::make_unique<CudaBackend>(options, *std::move(device));
+  cuda_ = backend.get();
   absl::Status status = Decoder::Check(spec_);
   if (status.ok()) status = backend->Check(spec_);
   // The smallest pool shows, before any weight is read, whether GPUs keep K and V of these types.
@@ -263,6 +278,98 @@ absl::StatusOr<std::string> Rank::AgreeOnGpu(const std::string& no_gpu) {
   return "";
 }
 
+absl::Status Rank::AgreeOnExchange() {
+  Communicator* const ranks = links_.communicator;
+  if (ranks == nullptr || options_.shape.ranks() == 1) return absl::OkStatus();
+  // What a rank says: its GPU, and NCCL's version and an id of a communicator, of which the first
+  // rank's counts; or why it has no NCCL.
+  const auto nccl = options_.open_nccl ? options_.open_nccl() : OpenNccl();
+  NcclApi::UniqueId id = {};
+  std::string refusal(nccl.status().message());
+  if (nccl.ok() && (*nccl)->get_unique_id(&id) != NcclApi::kSuccess) {
+    refusal = "NCCL makes no id of a communicator";
+  }
+  const auto text = [](const std::string& value) { return absl::StrCat(value.size(), " ", value); };
+  const std::string said = absl::StrCat(text(cuda_->device().id()), text(refusal),
+                                        text(nccl.ok() ? (*nccl)->version : ""),
+                                        text(std::string(id.bytes, sizeof id.bytes)));
+  Begin(LoadPhase::kJoin);
+  ranks->SendMetadata({reinterpret_cast<const std::byte*>(said.data()), said.size()});
+  std::vector<std::vector<std::string>> all;  // of each rank: GPU, refusal, version, id
+  for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
+    absl::string_view left(reinterpret_cast<const char*>(other.data()), other.size());
+    std::vector<std::string>& texts = all.emplace_back(4);
+    for (std::string& value : texts) {
+      std::size_t size = 0;
+      const std::size_t space = left.find(' ');
+      if (space == left.npos || !absl::SimpleAtoi(left.substr(0, space), &size)) break;
+      value = std::string(left.substr(space + 1, size));
+      left.remove_prefix(std::min(left.size(), space + 1 + size));
+    }
+  }
+  if (ranks->aborted()) return absl::UnavailableError("another rank of the group has failed");
+  // Every rank comes to the same. NCCL between stages has been tried by itself, and not yet under a
+  // whole model (docs/gpu.md).
+  std::string why;
+  if (options_.shape.pipeline > 1) why = "pipeline stages exchange through the host";
+  for (std::size_t rank = 0; rank < all.size() && why.empty(); ++rank) {
+    for (std::size_t other = 0; other < rank && why.empty(); ++other) {
+      if (all[other][0] != all[rank][0]) continue;
+      why = absl::StrCat("ranks ", other, " and ", rank, " share a GPU");
+    }
+    if (!why.empty()) break;
+    if (!all[rank][1].empty()) {
+      why = absl::StrCat("rank ", rank, ": ", all[rank][1]);
+    } else if (all[rank][2] != all[0][2]) {
+      why = absl::StrCat("rank ", rank, " has NCCL ", all[rank][2], ", and rank 0 ", all[0][2]);
+    }
+  }
+  device_.exchange = why.empty() ? absl::StrCat("nccl ", all[0][2]) : "host";
+  device_.no_nccl = why;
+  if (!why.empty()) return absl::OkStatus();
+  uses_nccl_ = true;
+  all[0][3].copy(id.bytes, sizeof id.bytes);
+  auto exchange = std::make_unique<NcclExchange>(
+      NcclExchangeOptions{.api = *nccl,
+                          .shape = options_.shape,
+                          .rank = ranks->rank(),
+                          .ended = [ranks] { return ranks->aborted(); }},
+      cuda_->device());
+  NcclExchange& joined = *exchange;
+  const absl::Status status = cuda_->UseExchange(std::move(exchange));
+  return status.ok() ? joined.Join(id) : status;
+}
+
+absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, const KvShape& all,
+                                                  std::uint32_t one_sequence) {
+  Communicator* const ranks = links_.communicator;
+  if (ranks == nullptr) return backend_->DefaultBlockCount(own, all, one_sequence, 1);
+  const absl::Status failed = absl::UnavailableError("another rank of the group has failed");
+  const auto bytes_of = [](const auto& value) {
+    return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(std::data(value)),
+                               std::size(value) * sizeof *std::data(value));
+  };
+  Begin(LoadPhase::kJoin);
+  const std::string memory = backend_->memory_id();
+  ranks->SendMetadata(bytes_of(memory));
+  // All ranks have loaded when this returns, and none makes its pool before the second exchange.
+  int sharers = 0;
+  for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
+    sharers += bytes_of(memory) == absl::MakeConstSpan(other) ? 1 : 0;
+  }
+  if (ranks->aborted()) return failed;
+  std::uint32_t blocks[] = {backend_->DefaultBlockCount(own, all, one_sequence, sharers)};
+  ranks->SendMetadata(bytes_of(blocks));
+  for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
+    std::uint32_t others = blocks[0];
+    if (other.size() == sizeof others) std::memcpy(&others, other.data(), sizeof others);
+    blocks[0] = std::min(blocks[0], others);
+  }
+  if (ranks->aborted()) return failed;
+  Begin(LoadPhase::kMemory);
+  return blocks[0];
+}
+
 KvShape Rank::OwnKvShape(const ModelShard& shard) const {
   return KvShapeOf(spec_, options_.kv_format, shard.layers, OwnKvHeads(spec_, shard).size());
 }
@@ -283,13 +390,15 @@ absl::Status Rank::CreateKv(const ModelShard& shard) {
                 .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())});
     one_sequence += MostNamed(group, description_.max_context, RowsOfPlans(description_));
   }
-  description_.block_count =
-      options_.kv_blocks > 0
-          ? options_.kv_blocks + 1
-          : backend_->DefaultBlockCount(shape, whole, static_cast<std::uint32_t>(one_sequence));
+  description_.block_count = options_.kv_blocks + 1;
+  if (options_.kv_blocks == 0) {
+    const auto blocks = AgreeOnBlocks(shape, whole, static_cast<std::uint32_t>(one_sequence));
+    if (!blocks.ok()) return blocks.status();
+    description_.block_count = *blocks;
+  }
   const absl::Status status = backend_->CreateKv(shape, description_.block_count, options_.tiers);
   if (status.ok()) description_.tiers = backend_->tiers();
-  return status;
+  return on_gpu_ ? ForPeople(options_.device, status) : status;
 }
 
 void Rank::Describe() {
@@ -305,6 +414,7 @@ void Rank::Describe() {
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
   if (on_gpu_ && !kCudaIsProven) absl::StrAppend(&numerics, "|cuda-unproven");
+  if (uses_nccl_ && !kNcclIsProven) absl::StrAppend(&numerics, "|nccl-unproven");
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;
   description_.run_tokens = options_.kv_format.has_runs() ? kernels::kKvRunTokens : 0;

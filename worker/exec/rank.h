@@ -7,12 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/rt/clock.h"
 #include "common/rt/load_progress.h"
@@ -35,6 +37,12 @@
 #include "worker/exec/rank_device.h"
 
 namespace flotilla::worker {
+
+class CudaBackend;
+struct NcclApi;
+
+// Opens NCCL, as OpenNccl (worker/compute/cuda/nccl_api.h) or what a test puts in its place.
+using NcclOpener = std::function<absl::StatusOr<std::shared_ptr<const NcclApi>>()>;
 
 // Which proposer makes the draft tokens that plans allow. It never changes a result.
 enum class Speculation : std::uint8_t {
@@ -70,6 +78,10 @@ struct RankOptions {
   BackendMaker make_backend;
   // Makes the device of a GPU; null: MakeDevice.
   DeviceMaker make_device;
+  // Opens NCCL, where every rank has a GPU of its own; null: OpenNccl.
+  NcclOpener open_nccl;
+  // Lets time pass while a GPU's memory comes free (MakeWithFreeMemory); null: absl::SleepFor.
+  std::function<void(absl::Duration)> sleep;
 };
 
 // How a rank talks to the others of its group. Both outlive the rank; null: the rank is alone.
@@ -148,6 +160,14 @@ class Rank {
   // Tells the other ranks why this one does not compute on a GPU (empty: it does). Returns the
   // reason of the first rank that has one. UNAVAILABLE: another rank has failed.
   absl::StatusOr<std::string> AgreeOnGpu(const std::string& no_gpu);
+  // Chooses with the other ranks, which all compute on GPUs, how these exchange activations: with
+  // NCCL where every rank has a GPU of its own and can open the same version, else through the
+  // host. UNAVAILABLE: another rank has failed; other errors: NCCL has.
+  absl::Status AgreeOnExchange();
+  // The number of KV blocks where the operator names none, with all ranks; arguments are those of
+  // Backend::DefaultBlockCount. UNAVAILABLE: another rank has failed.
+  absl::StatusOr<std::uint32_t> AgreeOnBlocks(const KvShape& own, const KvShape& all,
+                                              std::uint32_t one_sequence);
   KvShape OwnKvShape(const ModelShard& shard) const;
   absl::Status CreateKv(const ModelShard& shard);
   void Describe();
@@ -164,8 +184,9 @@ class Rank {
   const RankLinks links_;
   const kernels::Ops& host_ops_;  // for full rows of logits
   RankDevice device_;
-  bool on_gpu_ = false;
+  bool on_gpu_ = false, uses_nccl_ = false;
   std::unique_ptr<Backend> backend_;
+  CudaBackend* cuda_ = nullptr;                 // the backend, where LoadOnGpu has made it
   std::optional<Decoder> decoder_;              // set by Load, as the next
   std::optional<VocabularyShards> vocabulary_;  // of the ranks of the last stage
   std::uint64_t content_hash_ = 0;              // of the file's metadata and tensors

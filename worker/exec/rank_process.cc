@@ -186,7 +186,9 @@ class RankProcess {
     absl::Status sent = Send(codec::RankLoaded{.weight_bytes = runner_->weight_bytes(),
                                                .buffer_bytes = runner_->buffer_bytes(),
                                                .device = device.name,
-                                               .no_gpu = device.no_gpu});
+                                               .no_gpu = device.no_gpu,
+                                               .exchange = device.exchange,
+                                               .no_nccl = device.no_nccl});
     while (sent.ok()) {
       const auto message = Receive();
       if (!message.ok()) return message.status();

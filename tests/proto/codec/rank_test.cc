@@ -32,7 +32,9 @@ RankEvent RandomEvent(RandomValues& random) {
       return RankLoaded{.weight_bytes = std::int64_t{number()} << 20,
                         .buffer_bytes = number(),
                         .device = std::string(random.Below(20), 'd'),
-                        .no_gpu = std::string(random.Below(20), 'n')};
+                        .no_gpu = std::string(random.Below(20), 'n'),
+                        .exchange = std::string(random.Below(20), 'e'),
+                        .no_nccl = std::string(random.Below(20), 'c')};
     case 2:
       return RankRefused{absl::Status(static_cast<absl::StatusCode>(1 + random.Below(16)),
                                       std::string(random.Below(20), 'x'))};

@@ -1,6 +1,7 @@
 // What ranks compute on: GPUs, which are simulated, or CPUs.
 #include "worker/exec/rank_device.h"
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <string>
@@ -10,10 +11,14 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "tests/kernels/cuda/host_ops.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/comm/shared_memory_communicator.h"
+#include "worker/compute/recipe.h"
 #include "worker/core/merge_descriptions.h"
+#include "worker/device/await_memory.h"
 #include "worker/device/simulated_device.h"
 #include "worker/exec/rank.h"
 
@@ -30,7 +35,8 @@ using Ranks = std::vector<absl::StatusOr<std::unique_ptr<Rank>>>;
 constexpr std::int64_t kEnoughMemory = std::int64_t{1} << 30;
 
 // So many GPUs, all with so much memory.
-DeviceMaker Gpus(int count, std::int64_t memory_bytes = kEnoughMemory) {
+DeviceMaker Gpus(int count, std::int64_t memory_bytes = kEnoughMemory,
+                 std::shared_ptr<std::atomic<std::int64_t>> used_bytes = nullptr) {
   return
       [=](const DeviceChoice& choice, int local_rank) -> absl::StatusOr<std::unique_ptr<Device>> {
         if (choice.first_gpu >= count) {
@@ -40,6 +46,8 @@ DeviceMaker Gpus(int count, std::int64_t memory_bytes = kEnoughMemory) {
         options.seed = static_cast<std::uint64_t>(local_rank);
         options.ops = &kernels::cuda::HostOps();
         options.memory_bytes = memory_bytes;
+        options.id = used_bytes != nullptr ? "one" : absl::StrCat(local_rank);
+        options.used_bytes = used_bytes;
         return std::make_unique<SimulatedDevice>(options);
       };
 }
@@ -69,8 +77,14 @@ class RankDeviceTest : public ::testing::Test {
   }
 
   // Two ranks that share each layer.
-  Ranks LoadTwo(Kind kind, const DeviceMaker& make) {
+  Ranks LoadTwo(Kind kind, const DeviceMaker& make, std::uint32_t kv_blocks = 8,
+                const testing::FakeNccl* nccl = nullptr) {
     RankOptions options = Options({.kind = kind}, make);
+    options.kv_blocks = kv_blocks;
+    options.open_nccl = [nccl]() -> absl::StatusOr<std::shared_ptr<const NcclApi>> {
+      if (nccl == nullptr) return absl::NotFoundError("there is no NCCL");
+      return nccl->Open();
+    };
     options.shape = {.tensor = 2, .pipeline = 1};
     std::shared_ptr<const model::Checkpoint> file = *model::ParseCheckpoint(bytes_);
     const GroupLayout layout = *PlanGroup(*file, options);
@@ -187,6 +201,100 @@ TEST_F(RankDeviceTest, NobodyWaitsForARankThatIsRefused) {
   });
   EXPECT_EQ(ranks[0].status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ranks[1].status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(RankDeviceTest, RanksWithGpusOfTheirOwnExchangeOverNcclAndOthersThroughTheHost) {
+  const testing::FakeNccl nccl;
+  const testing::FakeNccl old({.version = 21700});
+  const auto one = std::make_shared<std::atomic<std::int64_t>>(0);
+  const struct {
+    DeviceMaker make;
+    const testing::FakeNccl* nccl;
+    std::string exchange, no_nccl;
+  } cases[] = {{Gpus(2), &nccl, "nccl 2.28.9", ""},
+               {Gpus(2), nullptr, "host", "rank 0: there is no NCCL"},
+               {Gpus(2), &old, "host", "rank 0: NCCL 2.17"},
+               {Gpus(1, kEnoughMemory, one), &nccl, "host", "ranks 0 and 1 share a GPU"}};
+  std::vector<std::uint64_t> ids;
+  for (const auto& item : cases) {
+    const Ranks ranks = LoadTwo(Kind::kAuto, item.make, /*kv_blocks=*/8, item.nccl);
+    for (const auto& rank : ranks) {
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      EXPECT_EQ((*rank)->device().exchange, item.exchange);
+      EXPECT_THAT((*rank)->device().no_nccl, HasSubstr(item.no_nccl));
+    }
+    ids.push_back((*ranks[0])->description().numerics_id);
+    EXPECT_EQ((*ranks[1])->description().numerics_id, ids.back());
+  }
+  // No device has shown the bits of NCCL yet.
+  EXPECT_EQ(ids[0] == ids[1], kNcclIsProven);
+  EXPECT_EQ(ids[1], ids[2]);
+  EXPECT_EQ(ids[1], ids[3]);
+}
+
+// The GPUs differ in their memory; the ranks take what the smaller one has room for.
+TEST_F(RankDeviceTest, AllRanksComeToTheSameNumberOfBlocks) {
+  const Ranks ranks = LoadTwo(
+      Kind::kCuda,
+      [](const DeviceChoice& choice, int local_rank) {
+        return Gpus(2, local_rank == 0 ? kEnoughMemory : kEnoughMemory / 2)(choice, local_rank);
+      },
+      /*kv_blocks=*/0);
+  for (const auto& rank : ranks) ASSERT_TRUE(rank.ok()) << rank.status();
+  const ExecutorDescription &first = (*ranks[0])->description(), &last = (*ranks[1])->description();
+  EXPECT_EQ(first.block_count, last.block_count);
+  const auto bytes =
+      static_cast<std::int64_t>(last.block_count * last.groups.front().bytes_per_block);
+  EXPECT_LT(bytes, kEnoughMemory / 2);
+  EXPECT_GT(bytes, kEnoughMemory / 2 - (std::int64_t{400} << 20));
+}
+
+TEST_F(RankDeviceTest, RanksThatShareAGpuDivideWhatIsFree) {
+  const auto used = std::make_shared<std::atomic<std::int64_t>>(0);
+  const Ranks ranks = LoadTwo(Kind::kCuda, Gpus(1, kEnoughMemory, used), /*kv_blocks=*/0);
+  std::int64_t bytes = 0;
+  for (const auto& rank : ranks) {
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const ExecutorDescription& own = (*rank)->description();
+    EXPECT_EQ(own.block_count, (*ranks[0])->description().block_count);
+    bytes += static_cast<std::int64_t>(own.block_count * own.groups.front().bytes_per_block);
+  }
+  EXPECT_LE(*used, kEnoughMemory);
+  EXPECT_GT(bytes, kEnoughMemory - 2 * (std::int64_t{400} << 20));
+}
+
+// The process before this one has ended, but its memory comes free only after a while.
+TEST_F(RankDeviceTest, AStartWaitsUntilADeadProcessHasGivenItsMemoryBack) {
+  const auto used = std::make_shared<std::atomic<std::int64_t>>(kEnoughMemory - 4096);
+  absl::Duration waited;
+  RankOptions options = Options({.kind = Kind::kCuda}, Gpus(1, kEnoughMemory, used));
+  options.sleep = [&](absl::Duration pause) {
+    waited += pause;
+    if (waited == absl::Seconds(1)) *used -= kEnoughMemory / 2;
+    if (waited == absl::Seconds(2)) *used -= kEnoughMemory / 2 - 4096;
+  };
+  const auto rank = Load(options);
+  ASSERT_TRUE(rank.ok()) << rank.status();
+  EXPECT_EQ(waited, absl::Seconds(2));
+}
+
+TEST_F(RankDeviceTest, TheWaitForMemoryHasABound) {
+  absl::Duration waited;
+  // Somebody has it, and keeps it.
+  const auto used = std::make_shared<std::atomic<std::int64_t>>(kEnoughMemory - 4096);
+  RankOptions options = Options({.kind = Kind::kAuto}, Gpus(1, kEnoughMemory, used));
+  options.sleep = [&](absl::Duration pause) { waited += pause; };
+  const absl::Status full = Load(options).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("4096 bytes are free"));
+  EXPECT_EQ(waited, kSettledMemoryWait);
+  // There is no room for a process.
+  waited = absl::ZeroDuration();
+  options.make_device = [](const DeviceChoice&, int) -> absl::StatusOr<std::unique_ptr<Device>> {
+    return absl::ResourceExhaustedError("GPU 0 has no room for another process");
+  };
+  EXPECT_EQ(Load(options).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(waited, kMostMemoryWait);
 }
 
 TEST(GroupDeviceTest, NamesEachDeviceOnce) {

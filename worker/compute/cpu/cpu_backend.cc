@@ -136,7 +136,7 @@ absl::Status CpuBackend::Load() {
 }
 
 uint32_t CpuBackend::DefaultBlockCount(const KvShape& /*own*/, const KvShape& all,
-                                       uint32_t one_sequence) const {
+                                       uint32_t one_sequence, int /*sharers*/) const {
   return worker::DefaultBlockCount(all, one_sequence);
 }
 

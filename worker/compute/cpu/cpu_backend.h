@@ -49,7 +49,7 @@ class CpuBackend : public Backend {
   absl::Status Load() override;
 
   std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                  std::uint32_t one_sequence) const override;
+                                  std::uint32_t one_sequence, int sharers) const override;
   absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                         const TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }

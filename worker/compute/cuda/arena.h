@@ -14,6 +14,8 @@ namespace flotilla::worker {
 
 class Arena {
  public:
+  static constexpr std::size_t kAlignment = 256;
+
   Arena(Device& device, bool pinned) : device_(device), pinned_(pinned) {}
 
   // `count` values, 256-byte aligned, that stay until Reset. Null where there is no memory:
@@ -21,6 +23,13 @@ class Arena {
   template <typename T>
   T* Take(std::size_t count) {
     return reinterpret_cast<T*>(TakeBytes(std::max<std::size_t>(count, 1) * sizeof(T)));
+  }
+  // Makes memory, once, before anything is taken: pieces of `bytes` in all, each rounded up to
+  // kAlignment, then need no other. RESOURCE_EXHAUSTED: there is not enough.
+  absl::Status Reserve(std::size_t bytes) {
+    (void)TakeBytes(bytes);
+    Reset();
+    return status_;
   }
   // Nobody uses what was taken any more. The memory is kept for the next step.
   void Reset() {
@@ -31,7 +40,6 @@ class Arena {
 
  private:
   static constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
-  static constexpr std::size_t kAlignment = 256;
 
   std::byte* TakeBytes(std::size_t bytes) {
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;

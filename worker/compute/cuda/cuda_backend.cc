@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/rope_table.h"
+#include "worker/compute/cuda/staged_exchange.h"
 #include "worker/compute/host/split_weights.h"
 #include "worker/compute/model_shard.h"
 
@@ -17,8 +18,15 @@ using Queue = Device::Queue;
 
 namespace {
 
-// Of the free memory that K and V get when nobody says how much.
-constexpr double kKvShare = 0.9;
+// What K and V leave free when nobody says how much they get. The driver loads the code of each
+// kernel when it first runs, and rounds allocations up to 2 MiB.
+constexpr std::int64_t kDriverReserve = std::int64_t{64} << 20;
+// The same, for what libraries of communication make with their first messages.
+constexpr std::int64_t kExchangeReserve = std::int64_t{256} << 20;
+// The longest list of the best tokens of a row (kernels::cuda::TopNArgs::count).
+constexpr std::int64_t kMostTop = 64;
+// What SendInputs and Head round each array up to.
+constexpr std::int64_t kArrayAlignment = 16;
 
 absl::Status Unsupported(std::string_view what) {
   return absl::UnimplementedError(
@@ -57,10 +65,16 @@ CudaBackend::CudaBackend(const BackendOptions& options, std::unique_ptr<Device> 
       device_(std::move(device)),
       host_ops_(kernels::GetOps(options.isa)),
       pool_(options.threads),
-      weights_(*device_) {}
+      weights_(*device_) {
+  if (options.exchange == nullptr) return;
+  exchange_ = std::make_unique<StagedExchange>(options.tensor_rank, *device_, *options.exchange,
+                                               host_ops_, pool_);
+}
 
 CudaBackend::~CudaBackend() {
   tiers_.reset();
+  // Nobody answers the work of steps that are not finished.
+  if (exchange_ != nullptr && (!failure_.ok() || !steps_.empty())) exchange_->Abort();
   // What is enqueued reads memory that goes now.
   for (const Queue queue : {Queue::kCompute, Queue::kCopy}) {
     (void)device_->Synchronize(device_->Record(queue));
@@ -91,7 +105,9 @@ absl::Status CudaBackend::CheckModel(const model::ModelSpec& spec) {
 void CudaBackend::Fail(const absl::Status& status) {
   if (status.ok() || !failure_.ok()) return;
   failure_ = status;
-  if (options_.exchange != nullptr && step_ != nullptr) options_.exchange->Abort();
+  if (options_.exchange == nullptr || step_ == nullptr) return;
+  options_.exchange->Abort();
+  exchange_->Abort();
 }
 
 void CudaBackend::Refuse(std::string_view operation) { Fail(Unsupported(operation)); }
@@ -218,6 +234,15 @@ absl::StatusOr<HeadHandle> CudaBackend::AddHead(const HeadSource& source) {
   return HeadHandle(static_cast<std::int32_t>(heads_.size() - 1));
 }
 
+void CudaBackend::AddAttention(const AttentionOp& attention) {
+  attention_width_ =
+      std::max(attention_width_, std::int64_t{attention.heads} * (attention.dims.key + 2));
+  const auto& places = attention.head_places;
+  if (std::find(head_places_.begin(), head_places_.end(), places) != head_places_.end()) return;
+  head_places_.push_back(places);
+  device_places_.push_back(Put(places));
+}
+
 absl::Status CudaBackend::Load() {
   constexpr std::int64_t kFloat = sizeof(float);
   quantized_ = Zeros(scratch_rows_ * widest_ * std::int64_t{sizeof(std::int16_t)});
@@ -226,35 +251,90 @@ absl::Status CudaBackend::Load() {
   if (!alone()) {
     const std::int64_t part = options_.max_rows * widest_projection_ * kFloat;
     sums_ = Zeros(most_products_ * part);
-    total_ = Zeros(part);
-    for (const auto& [place, bytes] :
-         {std::pair{&staged_sums_, most_products_ * part}, {&staged_total_, part}}) {
-      auto pinned = device_->AllocatePinned(static_cast<std::size_t>(bytes));
-      if (!pinned.ok()) return pinned.status();
-      *place = *std::move(pinned);
-    }
   }
+  if (absl::Status status = ReserveExchange(); !status.ok()) return status;
+  attention_ = Zeros(kMostSegments * attention_width_ * kFloat);
+  if (absl::Status status = MakeSteps(); !status.ok()) return status;
   if (!failure_.ok()) return failure_;
   absl::Status status = weights_.Load(pool_, options_.progress);
   if (status.ok()) status = device_->Synchronize(device_->Record(Queue::kCompute));
   return status;
 }
 
-std::uint32_t CudaBackend::DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                             std::uint32_t one_sequence) const {
-  // The free memory of several GPUs differs, and all ranks must come to the same number.
-  std::int64_t bytes = std::int64_t{2} << 30, page = all.bytes_per_block();
-  if (alone()) {
-    bytes = static_cast<std::int64_t>(static_cast<double>(device_->FreeBytes()) * kKvShare);
-    page = own.bytes_per_block();
+absl::Status CudaBackend::ReserveExchange() {
+  if (exchange_ == nullptr) return absl::OkStatus();
+  for (const Projection& projection : projections_) {
+    if (alone()) break;
+    absl::Status status =
+        exchange_->Reserve(projection.tree, options_.max_rows, projection.columns);
+    if (!status.ok()) return status;
   }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBackend::UseExchange(std::unique_ptr<DeviceExchange> exchange) {
+  exchange_ = std::move(exchange);
+  return ReserveExchange();
+}
+
+std::size_t CudaBackend::MostStepBytes() const {
+  constexpr std::int64_t kNumber = sizeof(std::int32_t), kScore = sizeof(kernels::TokenScore);
+  constexpr std::int64_t kArrays = 9, kTileArrays = 6;  // of SendInputs, of a tile of Head
+  const std::int64_t rows = options_.max_rows, positions = options_.max_positions;
+  const std::int64_t sequences = std::min<std::int64_t>(rows, options_.max_sequences);
+  // Tables may reach behind the last position, by what a plan may take back.
+  const std::int64_t table = (positions + rows) / kernels::kKvRecordTokens + 2;
+  const std::int64_t segments = rows * kernels::cuda::SegmentsOf(static_cast<int>(positions));
+  // Requests are of a row each, or of several sequences that begin behind the same row.
+  const std::int64_t requests = heads_.empty() ? 0 : rows + options_.max_sequences;
+  const std::int64_t inputs =
+      kNumber * (2 * rows + sequences * table + rows + 1 + segments + 2 * requests) +
+      std::int64_t{sizeof(std::int64_t)} * rows +  // begins of tables: models have one KV group
+      std::int64_t{sizeof(kernels::cuda::Gumbel)} * requests + kArrays * kArrayAlignment;
+  std::int64_t results = 0;
+  for (const HeadWeights& head : heads_) {
+    const std::int64_t subtrees = static_cast<std::int64_t>(head.shard.subtrees.size());
+    const std::int64_t listed = std::min<std::int64_t>(kMostTop, head.shard.tokens);
+    const std::int64_t row = subtrees * std::int64_t{sizeof(kernels::SoftmaxStats)} +
+                             (listed + 2) * kScore + 2 * std::int64_t{sizeof(float)};
+    const std::int64_t tiles = (requests + kLogitRows - 1) / kLogitRows;
+    results = std::max(results, requests * row + tiles * kTileArrays * kArrayAlignment);
+  }
+  return static_cast<std::size_t>(inputs + results) + 2 * Arena::kAlignment;
+}
+
+absl::Status CudaBackend::MakeSteps() {
+  const std::size_t bytes = MostStepBytes();
+  for (int i = 0; i < options_.max_steps; ++i) {
+    auto step = std::make_unique<Step>(*device_);
+    if (absl::Status status = step->memory.Reserve(bytes); !status.ok()) return status;
+    spare_steps_.push_back(std::move(step));
+  }
+  return absl::OkStatus();
+}
+
+// All that steps need is there (Load), so that the pool may have the rest.
+std::uint32_t CudaBackend::DefaultBlockCount(const KvShape& own, const KvShape& /*all*/,
+                                             std::uint32_t one_sequence, int sharers) const {
+  const std::int64_t reserve =
+      kDriverReserve + (options_.exchange == nullptr ? 0 : kExchangeReserve);
+  const std::int64_t bytes = device_->FreeBytes() / std::max(sharers, 1) - reserve;
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(
-      std::max(bytes / page, std::int64_t{one_sequence}) + 1, 2, std::int64_t{1} << 30));
+      std::max(bytes / own.bytes_per_block(), one_sequence + std::int64_t{1}), 2,
+      std::int64_t{1} << 30));
 }
 
 absl::Status CudaBackend::CreateKv(const KvShape& shape, std::uint32_t blocks,
                                    const TierOptions& tiers) {
+  tiers_.reset();
+  kv_.reset();
   auto kv = DeviceKv::Create(*device_, shape, blocks);
+  if (absl::IsResourceExhausted(kv.status())) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        kv.status().message(), ", but ", blocks, " blocks of K and V need ",
+        blocks * shape.bytes_per_block(),
+        "; a smaller --kv-blocks or --max-model-len, or more ranks on more GPUs help"));
+  }
   if (!kv.ok()) return kv.status();
   kv_.emplace(*std::move(kv));
   auto store = TierStore::Create(tiers, *kv_, *options_.clock, options_.progress);
@@ -278,6 +358,7 @@ void CudaBackend::Start(StepInputs inputs, RowReceiver* receiver) {
   step->receiver = receiver;
   step_ = step.get();
   steps_.push_back(std::move(step));
+  if (exchange_ != nullptr) exchange_->BeginStep();
   for (const BlockId block : step_->inputs.granted) kv_->Poison(block);
   for (const BlockCopy& copy : step_->inputs.copies) kv_->Copy(copy.from, copy.to);
   if (!step_->inputs.background.empty()) kv_->LetTiersFollow();
@@ -326,7 +407,8 @@ void CudaBackend::SendInputs() {
   std::size_t bytes = 0;
   const auto place = [&](const auto& values) {
     const std::size_t at = bytes;
-    bytes += (values.size() * sizeof values[0] + 15) / 16 * 16;
+    bytes += (values.size() * sizeof values[0] + kArrayAlignment - 1) / kArrayAlignment *
+             kArrayAlignment;
     return at;
   };
   const std::size_t at[] = {
@@ -361,7 +443,12 @@ void CudaBackend::SendInputs() {
 absl::StatusOr<std::vector<RowPartial>> CudaBackend::Finish() {
   std::unique_ptr<Step> step = std::move(steps_.front());
   steps_.pop_front();
-  Fail(device_->Synchronize(step->done));
+  const absl::Status done = device_->Synchronize(step->done);
+  if (exchange_ != nullptr) {
+    exchange_->EndStep();
+    Fail(exchange_->status());
+  }
+  Fail(done);
   if (!failure_.ok()) return failure_;
   const StepInputs& inputs = step->inputs;
   std::vector<RowPartial> partials(inputs.requests.size());

@@ -4,7 +4,7 @@
 // Operations enqueue kernels (kernels/cuda/) on the device's queue for computing, for all rows of
 // the step at once, and return. What a step needs of the host lies in one block of pinned memory of
 // its own, and goes over in one copy. Only Finish waits; with several ranks also the operations
-// that exchange activations, which go through the host (Exchange).
+// that exchange activations through the host (DeviceExchange).
 //
 // It computes dense models of the Llama and Qwen3 kinds; docs/gpu.md lists what it lacks, which
 // Check, AddMatrix and CreateKv refuse by name. Token vectors are decoded on the host, from the
@@ -18,6 +18,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "kernels/cuda/ops.h"
 #include "worker/compute/backend.h"
 #include "worker/compute/cuda/arena.h"
+#include "worker/compute/cuda/device_exchange.h"
 #include "worker/compute/cuda/device_kv.h"
 #include "worker/compute/cuda/device_weights.h"
 #include "worker/compute/host/thread_pool.h"
@@ -53,10 +55,16 @@ class CudaBackend final : public Backend {
   absl::StatusOr<ProjectionHandle> AddProjection(const ProjectionSource& source) override;
   absl::StatusOr<ExpertsHandle> AddExperts(const ExpertsSource& source) override;
   absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
+  void AddAttention(const AttentionOp& attention) override;
   absl::Status Load() override;
+  // Moves activations through `exchange`, which is over device(), instead of through the host.
+  // Called once, after Load and before the first step. RESOURCE_EXHAUSTED: it has no memory.
+  absl::Status UseExchange(std::unique_ptr<DeviceExchange> exchange);
+  Device& device() { return *device_; }
 
+  std::string memory_id() const override { return device_->id(); }
   std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                  std::uint32_t one_sequence) const override;
+                                  std::uint32_t one_sequence, int sharers) const override;
   absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                         const TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }
@@ -107,6 +115,10 @@ class CudaBackend final : public Backend {
   std::int64_t buffer_bytes() const override { return buffer_bytes_; }
 
  private:
+  // Segments of one launch of attention, for which there is scratch. It is enough for one row of
+  // 1,048,576 positions.
+  static constexpr int kMostSegments = 4096;
+
   struct Buffer {
     std::int64_t width = 0;
     Device::Memory memory;  // [max_rows, width] fp32
@@ -212,6 +224,11 @@ class CudaBackend final : public Backend {
   // Memory of `bytes` zeros.
   Device::Memory Zeros(std::int64_t bytes);
 
+  // The memory of the device that the largest step takes from its arena.
+  std::size_t MostStepBytes() const;
+  // Makes the steps that may be in flight, with this memory.
+  absl::Status MakeSteps();
+
   // The first error stays. Every later Finish returns it.
   void Fail(const absl::Status& status);
   void Refuse(std::string_view operation);
@@ -229,6 +246,7 @@ class CudaBackend final : public Backend {
   void MatMul(const Product& product);
   void MultiplyPieces(const Matrix& weights, const Buffer& x, const Buffer& out);
   void AddBias(const Device::Memory& bias, std::int64_t columns, const Buffer& out);
+  absl::Status ReserveExchange();
   void SumParts(const Projection& projection, const float* sums, const Buffer& out);
   void NormHeads(const NormOp& norm, int size, int stride, int heads, const Buffer& qkv, float* x);
   kernels::cuda::KvView KvOf(const AttentionOp& attention) const;
@@ -241,6 +259,7 @@ class CudaBackend final : public Backend {
   const BackendOptions options_;
   const std::int64_t scratch_rows_;  // of the largest product, of a step or of logits
   const std::unique_ptr<Device> device_;
+  std::unique_ptr<DeviceExchange> exchange_;  // null: the rank is alone
   const kernels::Ops& host_ops_;
   ThreadPool pool_;
   absl::Status failure_;
@@ -264,11 +283,9 @@ class CudaBackend final : public Backend {
   Device::Memory group_sums_;         // [scratch_rows_, widest_ / kSumSpan] fp32
   Device::Memory scales_;             // [scratch_rows_, most_splits_] fp32
   Device::Memory sums_;               // [products, max_rows, columns] fp32, with several ranks
-  Device::Memory total_;              // [max_rows, columns] fp32, the same, and of all ranks
-  Device::Memory staged_sums_, staged_total_;           // the same in pinned memory
-  Device::Memory attention_;                            // [kMostSegments, attention_width_] fp32
-  Device::Memory head_input_;                           // [kLogitRows, hidden] fp32
-  Device::Memory logits_;                               // [kLogitRows, entries of the shard] fp32
+  Device::Memory attention_;          // [kMostSegments, attention_width_] fp32
+  Device::Memory head_input_;         // [kLogitRows, hidden] fp32
+  Device::Memory logits_;             // [kLogitRows, entries of the shard] fp32
   std::vector<std::vector<std::int32_t>> head_places_;  // that are on the device
   std::vector<Device::Memory> device_places_;
 

@@ -13,13 +13,7 @@ using kernels::kSumSpan;
 using kernels::cuda::Ops;
 using Queue = Device::Queue;
 
-namespace {
-
-// Segments of one launch of attention, for which there is scratch. It is enough for one row of
-// 1,048,576 positions.
-constexpr int kMostSegments = 4096;
-
-}  // namespace
+namespace {}  // namespace
 
 template <class Args>
 void CudaBackend::Run(int (*Ops::*op)(const Args&, kernels::cuda::Stream), const Args& args) {
@@ -66,19 +60,13 @@ void CudaBackend::Embed(EmbeddingHandle handle, BufferHandle out) {
 
 void CudaBackend::ReceiveResidual(BufferHandle handle) {
   const Buffer& x = At(handle);
-  const std::int64_t count = rows() * x.width;
-  auto* const staged = step_->pinned.Take<float>(static_cast<std::size_t>(count));
-  if (staged == nullptr) return Fail(step_->pinned.status());
-  options_.exchange->ReceiveResidual(staged, count);
-  device_->Upload(Queue::kCompute, x.data(), staged,
-                  static_cast<std::size_t>(count) * sizeof(float));
+  if (!failure_.ok()) return;
+  Fail(exchange_->ReceiveResidual(x.data(), rows() * x.width, step_->pinned));
 }
 
 void CudaBackend::SendResidual(BufferHandle handle) {
   const Buffer& x = At(handle);
-  const std::int64_t count = rows() * x.width;
-  auto* const staged = step_->pinned.Take<float>(static_cast<std::size_t>(count));
-  if (Fetch(x.data(), count, staged)) options_.exchange->SendResidual(staged, count);
+  if (failure_.ok()) Fail(exchange_->SendResidual(x.data(), rows() * x.width, step_->pinned));
   step_->done = device_->Record(Queue::kCompute);
 }
 
@@ -217,27 +205,15 @@ void CudaBackend::AddProjection(BufferHandle in, ProjectionHandle handle, Buffer
   AddBias(projection.bias, projection.columns, out);
 }
 
-// The sums go through the host to the other ranks, and the host adds those of all. The memory for
-// that is free again: Fetch has waited for all that used it.
 void CudaBackend::SumParts(const Projection& projection, const float* sums, const Buffer& out) {
-  const std::int64_t hidden = projection.columns, part = rows() * hidden;
-  const auto count = static_cast<std::int64_t>(projection.products.size()) * part;
-  auto* const own = staged_sums_.as<float>();
-  auto* const total = staged_total_.as<float>();
-  auto* const added = total_.as<float>();
-  if (!Fetch(sums, count, own)) return;
-  std::copy_n(own, count, options_.exchange->Partials());
-  const auto parts = options_.exchange->SharePartials(count);
-  pool_.ParallelFor(rows(), [&](std::int64_t begin, std::int64_t end) {
-    AddParts(host_ops_, projection.tree, parts, rows(), hidden, begin, end, /*accumulate=*/false,
-             total);
-  });
-  device_->Upload(Queue::kCompute, added, total, static_cast<std::size_t>(part) * sizeof(float));
-  Run(&Ops::add, kernels::cuda::AddArgs{.x = added,
-                                        .x_stride = hidden,
+  if (!failure_.ok()) return;
+  const auto total = exchange_->Sum(projection.tree, sums, rows(), projection.columns);
+  if (!total.ok()) return Fail(total.status());
+  Run(&Ops::add, kernels::cuda::AddArgs{.x = *total,
+                                        .x_stride = projection.columns,
                                         .y = out.data(),
                                         .y_stride = out.width,
-                                        .n = static_cast<int>(hidden),
+                                        .n = static_cast<int>(projection.columns),
                                         .rows = rows()});
 }
 
@@ -301,18 +277,7 @@ void CudaBackend::RopeAndStore(const AttentionOp& attention, BufferHandle handle
 void CudaBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHandle to) {
   const Buffer &qkv = At(in), &out = At(to);
   const int dim = attention.dims.key;
-  const std::int64_t width = std::int64_t{attention.heads} * (dim + 2);
-  // The scratch and the places of heads are made at the first step, which the rank runs at load.
-  if (attention_width_ < width) {
-    attention_ = Zeros(kMostSegments * width * std::int64_t{sizeof(float)});
-    attention_width_ = width;
-  }
-  auto places = std::find(head_places_.begin(), head_places_.end(), attention.head_places);
-  if (places == head_places_.end()) {
-    head_places_.push_back(attention.head_places);
-    device_places_.push_back(Put(attention.head_places));
-    places = head_places_.end() - 1;
-  }
+  const auto places = std::find(head_places_.begin(), head_places_.end(), attention.head_places);
   if (!failure_.ok()) return;
   kernels::cuda::AttentionArgs args{
       .cache = KvOf(attention),
@@ -478,6 +443,8 @@ void CudaBackend::ShareTile(const HeadWeights& head, const TileResults& tile) {
     const std::int64_t count = tile.rows * head.size;
     auto* const own = step_->pinned.Take<float>(static_cast<std::size_t>(count));
     if (count > 0 && !Fetch(logits_.as<float>(), count, own)) return;
+    // A rank without columns does its part of the work, for which others wait, before it waits.
+    if (count == 0) Fail(device_->Synchronize(device_->Record(Queue::kCompute)));
     for (int row = 0; row < tile.rows && count > 0; ++row) {
       std::copy_n(own + row * head.size, head.size,
                   shared + row * head.vocabulary + head.shard.first_token);

@@ -132,6 +132,7 @@ absl::StatusOr<AttentionPart> AttentionPart::Create(const WeightSource& weights,
   auto output = ResidualPart::Create(weights, layer, *projection, TensorRole::kAttentionPostNorm);
   if (!output.ok()) return output.status();
   part.output_ = *std::move(output);
+  backend.AddAttention(part.op_);
   return part;
 }
 

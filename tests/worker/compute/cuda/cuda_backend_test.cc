@@ -1,9 +1,11 @@
 // CudaBackend over a simulated device: the bits of the CPU.
 #include "worker/compute/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -11,9 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "model/checkpoint.h"
 #include "model/load_spec.h"
+#include "tests/kernels/cuda/host_ops.h"
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
 #include "tests/worker/compute/decoder_machine.h"
+#include "worker/device/simulated_device.h"
 
 namespace flotilla::worker {
 namespace {
@@ -103,6 +107,77 @@ TEST(CudaBackendTest, ADeviceThatFailsEndsAllSteps) {
   }
   EXPECT_GT(failed_loads, 0);
   EXPECT_GT(failed_steps, 0);
+}
+
+// A pool of the default size takes what the device has left, but for a stated reserve, and the
+// largest steps then allocate nothing.
+TEST(CudaBackendTest, ThePoolLeavesRoomForTheLargestSteps) {
+  constexpr std::int64_t kMemory = std::int64_t{1} << 30;
+  constexpr std::int64_t kReserve = std::int64_t{64} << 20;  // the backend's kDriverReserve
+  constexpr int kRows = 40, kSequences = 40, kPositions = 4096, kSteps = 3;
+  const TinyModel model({.head_dim = 16});
+  const ModelShard shard = WholeModel(model.spec);
+  const KvShape shape = KvShapeOf(model.spec, kernels::KvFormat::kBf16, shard.layers,
+                                  model.spec.attention().kv_heads);
+  const SteadyClock clock;
+  auto owned = std::make_unique<SimulatedDevice>(
+      SimulatedDeviceOptions{.seed = 1, .ops = &kernels::cuda::HostOps(), .memory_bytes = kMemory});
+  SimulatedDevice& device = *owned;
+  CudaBackend backend({.max_rows = kRows,
+                       .max_positions = kPositions,
+                       .max_sequences = kSequences,
+                       .max_steps = kSteps,
+                       .clock = &clock},
+                      std::move(owned));
+  auto decoder = Decoder::Load(*model.file, model.spec, {&shard, 1}, {}, 0, backend);
+  ASSERT_TRUE(decoder.ok()) << decoder.status();
+  const std::int64_t before = device.FreeBytes();
+  const std::uint32_t blocks = backend.DefaultBlockCount(shape, shape, 1, /*sharers=*/1);
+  EXPECT_EQ(blocks, (before - kReserve) / shape.bytes_per_block());
+  EXPECT_GT(blocks * shape.bytes_per_block(), before / 10 * 9);
+  EXPECT_EQ(backend.DefaultBlockCount(shape, shape, 1, /*sharers=*/2),
+            (before / 2 - kReserve) / shape.bytes_per_block());
+  ASSERT_TRUE(backend.CreateKv(shape, blocks, {}).ok());
+  const std::int64_t after = device.FreeBytes();
+  EXPECT_EQ(after, before - blocks * shape.bytes_per_block());
+
+  struct Rows final : RowReceiver {
+    void TakeRow(int, absl::Span<const float>) override { ++taken; }
+    std::atomic<int> taken = 0;
+  } rows;
+  // Small steps first, which must not leave arenas in pieces; then full rows and lists in turn.
+  for (const int sequences : {1, kSequences, kSequences}) {
+    for (int step = 0; step < kSteps; ++step) {
+      StepInputs inputs;
+      const std::vector<std::int32_t> table(kPositions / 16, 1);
+      const absl::Span<const std::int32_t> tables[] = {table};
+      const std::vector<TokenId> tokens = {7};
+      for (int i = 0; i < sequences; ++i) {
+        AddSequence(SequenceHandle(static_cast<std::uint32_t>(i)), kPositions - 1, tokens, tables,
+                    inputs);
+      }
+      // Each row is wanted, and every sequence that begins behind the last one wants it, too.
+      for (int i = 0; i < sequences + kSequences - 1; ++i) {
+        inputs.requests.push_back({.row = std::min(i, sequences - 1),
+                                   .full_row = step == 1,
+                                   .top = 64,
+                                   .pick = RowRequest::Pick::kGumbel});
+      }
+      decoder->Start(std::move(inputs), &rows);
+      EXPECT_EQ(device.FreeBytes(), after);
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      const auto partials = backend.Finish();
+      ASSERT_TRUE(partials.ok()) << partials.status();
+    }
+  }
+  EXPECT_GT(rows.taken, kSequences);
+  EXPECT_EQ(device.FreeBytes(), after);
+
+  const absl::Status refused = backend.CreateKv(shape, 2 * blocks, {});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(refused.message().find("bytes are free"), std::string::npos) << refused;
+  EXPECT_NE(refused.message().find("a smaller --kv-blocks"), std::string::npos) << refused;
 }
 
 // What GPUs lack is refused by name.
