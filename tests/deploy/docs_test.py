@@ -10,6 +10,8 @@ from fleet_invariants import unknown_metrics
 from manifests import K8S, OVERLAYS, ROOT, Fleet, kubectl, render
 
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
+BUILD_ARGUMENTS = set(re.findall(r"^ARG (\w+)", (ROOT / "deploy/docker/Dockerfile").read_text(),
+                                 re.MULTILINE))
 
 
 def test_the_example_overlay_renders(tmp_path):
@@ -32,10 +34,14 @@ def test_shapes_and_components_are_those_that_exist():
         assert named == {path.name for path in (K8S / folder).iterdir()}
 
 
+def test_the_arguments_of_the_build_are_explained():
+    assert set(re.findall(r"--build-arg (\w+)=", PAGE)) == BUILD_ARGUMENTS
+
+
 def test_names_are_real():
     fleets = [Fleet(render(f"overlays/{name}")) for name in OVERLAYS]
     settings = {name for fleet in fleets for one in fleet.of("ConfigMap") for name in one["data"]}
-    assert set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)[`=]", PAGE)) <= settings
+    assert set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)[`=]", PAGE)) <= settings | BUILD_ARGUMENTS
     assert not unknown_metrics(PAGE)
     objects = {f"{one['kind']} `{one['metadata']['name']}`" for fleet in fleets
                for one in fleet.objects}

@@ -92,6 +92,27 @@ def test_the_build_context_has_what_the_build_reads():
     assert {".git", ".venv", "build"} <= set(ignored)
 
 
+def test_an_argument_of_the_build_brings_cuda():
+    """Its compiler is installed where CMake looks for it, and only in the first stage."""
+    build, image = re.split(r"^FROM .*", DOCKERFILE, flags=re.MULTILINE)[1:]
+    steps = ["ARG FLOTILLA_CUDA=off\n", "RUN source scripts/lib.sh && install_cuda\n", "COPY . .\n",
+             "source scripts/lib.sh && build release flotilla "]
+    assert [build.count(step) for step in steps] == [1, 1, 1, 1]
+    assert sorted(steps, key=build.index) == steps
+    assert "cuda" not in image.lower() and ".venv" not in image
+
+
+@pytest.mark.parametrize("step", ["install_packages", "install_cuda"])
+def test_a_step_before_the_sources_has_its_files(step):
+    function = re.search(rf"^{step}\(\) {{\n(.*?)^}}", (ROOT / "scripts/lib.sh").read_text(),
+                         re.MULTILINE | re.DOTALL)[1]
+    before = DOCKERFILE[:DOCKERFILE.index(f"&& {step}")]
+    copied = [name for line in re.findall(r"^COPY (.+) \S+$", before, re.MULTILINE)
+              for name in line.split()]
+    needed = set(re.findall(r"\bscripts/\w+\.\w+", function))
+    assert len(needed) == 1 and {"scripts/lib.sh", *needed} <= set(copied)
+
+
 def test_the_program_runs_as_the_user_of_the_manifests():
     base = (ROOT / "deploy/k8s/base/router.yaml").read_text()
     user = re.search(r"runAsUser: (\d+)", base)[1]

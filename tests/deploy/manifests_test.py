@@ -1,9 +1,12 @@
 """Every overlay renders, has the shape that it promises and keeps every invariant."""
 
+import os
+
 import pytest
+import yaml
 
 from invariants import INVARIANTS
-from manifests import OVERLAYS, Fleet, render
+from manifests import K8S, OVERLAYS, Fleet, render
 
 # {overlay: {pods: how many}}; None: the autoscaler decides.
 SHAPES = {
@@ -30,6 +33,18 @@ def test_only_the_gpu_overlay_asks_for_gpus(overlay):
     name, fleet = overlay
     gpus = ["nvidia.com/gpu" in one.raw["resources"]["limits"] for one in fleet.containers("worker")]
     assert gpus == [name == "gpu"]
+
+
+def test_a_model_may_be_sharded_over_gpus(tmp_path):
+    """Every host of a replica then has a GPU. No overlay has both components."""
+    folder = os.path.relpath(K8S, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
+        "resources": [f"{folder}/overlays/gpu"],
+        "components": [f"{folder}/components/multi-host-model"]}))
+    fleet = Fleet(render(tmp_path))
+    assert [said for check in INVARIANTS.values() for said in check(fleet)] == []
+    assert all(one.raw["resources"]["limits"]["nvidia.com/gpu"] == 1
+               for one in fleet.containers("worker") + fleet.containers("node"))
 
 
 @pytest.mark.parametrize("name", INVARIANTS)

@@ -82,15 +82,28 @@ def a_replica_has_its_cores_for_itself(fleet):
             yield f"{one} has a fraction of a core"
 
 
+def _gpus(one):
+    return int(one.raw.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+
+
 @invariant
 def only_gpu_workers_ask_for_gpus_and_they_reach_gpu_nodes(fleet):
     for one in fleet.containers():
-        gpus = int(one.raw.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
-        if gpus and one.role != "worker":
+        gpus = _gpus(one)
+        if gpus and one.role not in ("worker", "node"):
             yield f"{one} asks for a GPU"
         tolerated = {t.get("key") for t in one.pod.spec.get("tolerations", [])}
         if gpus and "nvidia.com/gpu" not in tolerated:
             yield f"{one} asks for a GPU, but does not tolerate the taint of such nodes"
+
+
+@invariant
+def workers_compute_on_the_gpus_that_they_ask_for(fleet):
+    """With auto a worker that cannot use its GPU leaves it idle; with cuda a worker needs one."""
+    for one in fleet.containers("worker"):
+        device = one.flags(fleet).get("--device", "auto")
+        if bool(_gpus(one)) != device.startswith("cuda"):
+            yield f"{one} asks for {_gpus(one)} GPUs, and has --device={device}"
 
 
 @invariant
