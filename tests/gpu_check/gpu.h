@@ -1,5 +1,5 @@
-// GPU number 0 of this machine, as gpu_checker uses it. gpu_cuda.cc implements it with the runtime
-// of CUDA, and gpu_none.cc in a build without CUDA, where there is no GPU. One thread uses it.
+// The GPUs of this machine, as gpu_checker uses them. gpu_cuda.cc implements it with the runtime
+// of CUDA, and gpu_none.cc in a build without CUDA, where there is no GPU.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,7 @@
 
 namespace flotilla::kernels::cuda {
 
+// GPU number 0. One thread uses it.
 class Gpu {
  public:
   virtual ~Gpu() = default;
@@ -38,7 +39,11 @@ class Gpu {
 // Null if no GPU can be used; `why` says why, in one line.
 std::unique_ptr<Gpu> OpenGpu(std::string& why);
 
-// The same GPU as a backend uses it, once more for each call. UNAVAILABLE: no GPU can be used.
-absl::StatusOr<std::unique_ptr<worker::Device>> OpenDevice();
+// The number of GPUs; 0 where there is no driver.
+int GpuCount();
+
+// GPU `index` as a backend uses it, once more for each call. UNAVAILABLE: it cannot be used. Any
+// thread calls it.
+absl::StatusOr<std::unique_ptr<worker::Device>> OpenDevice(int index);
 
 }  // namespace flotilla::kernels::cuda

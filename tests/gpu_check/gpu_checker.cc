@@ -1,14 +1,16 @@
-// gpu_checker: compares GPU number 0, or the simulation of one, with the CPU. scripts/gpu_check
-// runs it and writes the report. It needs nothing but libc, and a driver where it uses a GPU.
+// gpu_checker: compares GPU number 0, or the simulation of one, with the CPU; over NCCL, all GPUs.
+// scripts/gpu_check runs it and writes the report. It needs nothing but libc, and a driver where it
+// uses a GPU.
 //
 // A command prints one JSON object to stdout, and a line to stderr for each item that is done. The
 // exit status is 0 if all is equal, 1 after a difference or an error, 2 if the command line is
-// wrong and 3 if no GPU can be used.
+// wrong and 3 if no GPU can be used, or not what the command needs besides.
 #include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -34,6 +36,7 @@ constexpr std::string_view kHelp =
     "  gpu_checker twins              compares instructions and formulas\n"
     "  gpu_checker ops                compares the ops\n"
     "  gpu_checker models             compares whole models, with weights that a seed makes\n"
+    "  gpu_checker nccl               compares ranks that have a GPU each, and exchange over NCCL\n"
     "  gpu_checker times              measures the ops, for information\n"
     "\n"
     "  --simulate    runs the kernels on the CPU, in place of a GPU\n"
@@ -152,15 +155,32 @@ nlohmann::json CheckOps(const Flags& flags, const Target& target) {
   return checks.Results();
 }
 
+ModelTarget TargetOf(const Flags& flags) {
+  return !flags.simulate ? ModelTarget::kGpu
+         : flags.queues  ? ModelTarget::kQueues
+                         : ModelTarget::kFibers;
+}
+
 nlohmann::json CheckModels(const Flags& flags) {
-  const ModelTarget target = !flags.simulate ? ModelTarget::kGpu
-                             : flags.queues  ? ModelTarget::kQueues
-                                             : ModelTarget::kFibers;
   Checks checks(flags);
-  for (const ModelCheck& check : ModelChecks(target, flags.seed, flags.few, flags.only)) {
+  for (const ModelCheck& check : ModelChecks(TargetOf(flags), flags.seed, flags.few, flags.only)) {
     checks.Run(check.name, check.run);
   }
   return checks.Results();
+}
+
+// With "not run", which says why, where there are no two GPUs or no NCCL.
+nlohmann::json CheckNccl(const Flags& flags) {
+  const auto found = MakeNcclChecks(TargetOf(flags), flags.seed, flags.only);
+  if (!found.ok()) {
+    return {{"passed", false}, {"not run", std::string(found.status().message())}};
+  }
+  Checks checks(flags);
+  for (const ModelCheck& check : found->checks) checks.Run(check.name, check.run);
+  nlohmann::json result = checks.Results();
+  result["gpus"] = found->gpus;
+  result["nccl"] = flags.simulate ? "a fake NCCL" : absl::StrCat("NCCL ", found->version);
+  return result;
 }
 
 // What the command finds, with "passed".
@@ -168,6 +188,7 @@ nlohmann::json RunCommand(const Flags& flags, const Target& target, Gpu* gpu) {
   if (flags.command == "twins") return CheckTwins(flags, target);
   if (flags.command == "ops") return CheckOps(flags, target);
   if (flags.command == "models") return CheckModels(flags);
+  if (flags.command == "nccl") return CheckNccl(flags);
   if (gpu == nullptr) return {{"passed", true}};  // a simulation has neither
   if (flags.command == "environment") return {{"passed", true}, {"gpu", gpu->Describe()}};
   nlohmann::json found = MeasureOps(*gpu);
@@ -184,7 +205,7 @@ int Main(int argc, char** argv) {
   }
   const bool known = flags.command == "environment" || flags.command == "twins" ||
                      flags.command == "ops" || flags.command == "models" ||
-                     flags.command == "times";
+                     flags.command == "nccl" || flags.command == "times";
   if (!error.empty() || !known) {
     std::fprintf(stderr, "error: %s\n%s", error.empty() ? "The command is unknown." : error.c_str(),
                  kHelp.data());
@@ -198,6 +219,9 @@ int Main(int argc, char** argv) {
                 .simulation = &memory};
   std::unique_ptr<Gpu> gpu;
   if (!flags.simulate) {
+    // CUDA would load a kernel when it is first launched, and wait for the GPU then, with a lock of
+    // the process. The GPU may wait for that of another rank, whose thread needs the lock.
+    if (flags.command == "nccl") setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
     std::string why;
     gpu = OpenGpu(why);
     if (gpu == nullptr) {
@@ -211,6 +235,7 @@ int Main(int argc, char** argv) {
   result["simulated"] = flags.simulate;
   result["seed"] = flags.seed;
   std::puts(result.dump().c_str());
+  if (result.contains("not run")) return kNoGpu;
   return result["passed"] ? 0 : kDifference;
 }
 

@@ -127,6 +127,10 @@ std::unique_ptr<Gpu> OpenGpu(std::string& why) {
   return std::make_unique<CudaGpu>(count);
 }
 
-absl::StatusOr<std::unique_ptr<worker::Device>> OpenDevice() { return worker::MakeCudaDevice(0); }
+int GpuCount() { return worker::CudaDeviceCount(); }
+
+absl::StatusOr<std::unique_ptr<worker::Device>> OpenDevice(int index) {
+  return worker::MakeCudaDevice(index);
+}
 
 }  // namespace flotilla::kernels::cuda

@@ -7,7 +7,9 @@ std::unique_ptr<Gpu> OpenGpu(std::string& why) {
   return nullptr;
 }
 
-absl::StatusOr<std::unique_ptr<worker::Device>> OpenDevice() {
+int GpuCount() { return 0; }
+
+absl::StatusOr<std::unique_ptr<worker::Device>> OpenDevice(int) {
   return absl::UnavailableError("gpu_checker is built without CUDA");
 }
 

@@ -4,13 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <future>
+#include <latch>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/rt/clock.h"
 #include "common/types/text.h"
@@ -31,6 +35,8 @@
 #include "model/load_spec.h"
 #include "model/spec.h"
 #include "tests/gpu_check/gpu.h"
+#include "tests/kernels/cuda/host_ops.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/random.h"
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
@@ -38,9 +44,12 @@
 #include "worker/compute/backend.h"
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/compute/cuda/cuda_backend.h"
+#include "worker/compute/cuda/nccl_api.h"
+#include "worker/compute/cuda/nccl_exchange.h"
 #include "worker/compute/decoder/decoder.h"
 #include "worker/compute/model_shard.h"
 #include "worker/compute/row_partials.h"
+#include "worker/device/simulated_device.h"
 
 namespace flotilla::kernels::cuda {
 namespace {
@@ -63,6 +72,11 @@ constexpr int kSomePositions = 12, kLastPositions = 3;
 constexpr int kShortChunks = 24;
 constexpr int kSwaps = 2;  // of a sequence
 constexpr char kDiskDirectory[] = "/tmp";
+constexpr int kSimulatedGpus = 4;
+// Over NCCL, sums of more rows are made in slices, so that plans have sums of both sorts.
+constexpr int64_t kWholeRows = 10;
+// The stage has a minute.
+constexpr absl::Duration kNcclCallLimit = absl::Seconds(30);
 
 struct ModelCase {
   std::string name;
@@ -621,9 +635,87 @@ class Machine {
   const absl::Status loaded_;
 };
 
-// Runs a plan on a group of ranks, which are threads and use the makers in turn.
+// GPUs for ranks that have one each, and NCCL, over which these exchange.
+struct NcclGpus {
+  int count = 0;
+  // Opens a GPU by its number. Any thread calls it.
+  std::function<absl::StatusOr<std::unique_ptr<worker::Device>>(int)> open_device;
+  // Opens NCCL for one group.
+  std::function<absl::StatusOr<std::shared_ptr<const worker::NcclApi>>()> open_nccl;
+};
+
+NcclGpus NcclGpusOf(ModelTarget target, uint64_t seed) {
+  if (target == ModelTarget::kGpu) {
+    return {.count = GpuCount(), .open_device = OpenDevice, .open_nccl = [] {
+              return worker::OpenNccl();
+            }};
+  }
+  const auto made = std::make_shared<std::atomic<uint64_t>>(1000 * seed);
+  const Ops* const ops = target == ModelTarget::kFibers ? &SimulatedOps() : &HostOps();
+  return {
+      .count = kSimulatedGpus,
+      .open_device = [made, ops](int number) -> absl::StatusOr<std::unique_ptr<worker::Device>> {
+        return std::make_unique<worker::SimulatedDevice>(worker::SimulatedDeviceOptions{
+            .seed = (*made)++, .ops = ops, .id = Cat("simulated GPU ", number), .goes_on = true});
+      },
+      .open_nccl =
+          [made] { return testing::FakeNccl({.seed = (*made)++, .most_looks = 2}).Open(); }};
+}
+
+// The NCCL of one group, whose ranks join with `id`.
+struct OpenedNccl {
+  std::shared_ptr<const worker::NcclApi> api;
+  worker::NcclApi::UniqueId id = {};
+  std::shared_ptr<std::atomic<int64_t>> sends;  // so far, by all ranks
+};
+
+absl::StatusOr<OpenedNccl> OpenFor(const NcclGpus& gpus) {
+  const auto opened = gpus.open_nccl();
+  if (!opened.ok()) return opened.status();
+  OpenedNccl nccl{.sends = std::make_shared<std::atomic<int64_t>>(0)};
+  const auto api = std::make_shared<worker::NcclApi>(**opened);
+  api->send = [send = (*opened)->send, sends = nccl.sends](auto... args) {
+    ++*sends;
+    return send(args...);
+  };
+  nccl.api = api;
+  if (api->get_unique_id(&nccl.id) != worker::NcclApi::kSuccess) {
+    return absl::InternalError("NCCL makes no id of a communicator");
+  }
+  return nccl;
+}
+
+// Loads a rank on the GPU of its number, and joins it to the others.
+absl::Status LoadOverNccl(const Setup& setup, const NcclGpus& gpus, const OpenedNccl& nccl,
+                          ParallelShape shape, absl::Span<const worker::ModelShard> shards,
+                          worker::SharedMemoryCommunicator& ranks, Rank& rank) {
+  auto device = gpus.open_device(static_cast<int>(ranks.rank()));
+  if (!device.ok()) return device.status();
+  worker::CudaBackend* backend = nullptr;
+  absl::Status status = rank.Load(shards, &ranks, [&](const worker::BackendOptions& options) {
+    auto made = std::make_unique<worker::CudaBackend>(options, *std::move(device));
+    backend = made.get();
+    return made;
+  });
+  if (!status.ok()) return status;
+  auto exchange = std::make_unique<worker::NcclExchange>(
+      worker::NcclExchangeOptions{.api = nccl.api,
+                                  .shape = shape,
+                                  .rank = ranks.rank(),
+                                  .ended = [&ranks] { return ranks.aborted(); },
+                                  .whole_floats = kWholeRows * setup.model.spec.hidden,
+                                  .call_limit = kNcclCallLimit},
+      backend->device());
+  worker::NcclExchange& joined = *exchange;
+  status = backend->UseExchange(std::move(exchange));
+  return status.ok() ? joined.Join(nccl.id) : status;
+}
+
+// Runs a plan on a group of ranks, which are threads. They use the makers in turn; or, where there
+// are `gpus`, one of these each.
 absl::StatusOr<Answers> RunGroup(const Setup& setup, ParallelShape shape, const Plan& plan,
-                                 const std::vector<BackendMaker>& makers) {
+                                 const std::vector<BackendMaker>& makers,
+                                 const NcclGpus* gpus = nullptr) {
   const auto shards =
       worker::ShardModel(*setup.model.file, setup.model.spec, shape, worker::ShardBalance::kStep);
   if (!shards.ok()) return shards.status();
@@ -633,25 +725,39 @@ absl::StatusOr<Answers> RunGroup(const Setup& setup, ParallelShape shape, const 
       worker::SharedRegion::Create(worker::SharedMemoryCommunicator::RegionBytes(shape, limits));
   if (!created.ok()) return created.status();
   const auto region = std::make_shared<worker::SharedRegion>(*std::move(created));
+  absl::StatusOr<OpenedNccl> nccl = OpenedNccl();
+  if (gpus != nullptr) nccl = OpenFor(*gpus);
+  if (!nccl.ok()) return nccl.status();
   std::vector<RankOutcome> outcomes(shape.ranks());
   std::vector<absl::Status> statuses(shape.ranks());
+  std::latch ended(shape.ranks());
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < shape.ranks(); ++rank) {
     threads.emplace_back([&, rank] {
       worker::SharedMemoryCommunicator exchange(region, shape, rank, limits, /*spin=*/false);
       Rank one(setup, shape, rank);
-      statuses[rank] = one.Load(*shards, &exchange, makers[rank % makers.size()]);
+      statuses[rank] = gpus == nullptr
+                           ? one.Load(*shards, &exchange, makers[rank % makers.size()])
+                           : LoadOverNccl(setup, *gpus, *nccl, shape, *shards, exchange, one);
       if (statuses[rank].ok()) {
         auto outcome = one.Run(plan, shape.pipeline);
         statuses[rank] = outcome.status();
         if (outcome.ok()) outcomes[rank] = *std::move(outcome);
       }
       if (!statuses[rank].ok()) exchange.Abort();
+      // A GPU may still read from the memory of another one.
+      ended.arrive_and_wait();
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
+  // UNAVAILABLE says of most ranks only that another one has failed.
+  for (const bool any : {false, true}) {
+    for (const absl::Status& status : statuses) {
+      if (!status.ok() && (any || !absl::IsUnavailable(status))) return status;
+    }
+  }
+  if (gpus != nullptr && *nccl->sends == 0) {
+    return absl::InternalError("the ranks sent nothing over NCCL");
   }
   return Join(setup, plan, shape, *shards, std::move(outcomes));
 }
@@ -705,6 +811,13 @@ class Check {
     return result_;
   }
 
+  // Compares only ranks that have one of `gpus` each.
+  CheckResult RunOverNccl(std::string_view name, ParallelShape shape, const NcclGpus& gpus) {
+    result_.name = std::string(name);
+    if (Expect()) Group("over NCCL", shape, Preempted(texts_, Wants::kMixed, seed_ + 5), {}, &gpus);
+    return result_;
+  }
+
  private:
   worker::TierOptions Tiers() const {
     const uint32_t slots = Planner(texts_, Wants::kFull).slots();
@@ -723,7 +836,7 @@ class Check {
                                                    : testing::GpuMode::kQueues);
     }
     return [](const worker::BackendOptions& options) -> std::unique_ptr<worker::Backend> {
-      auto device = OpenDevice();
+      auto device = OpenDevice(0);
       if (!device.ok()) return nullptr;
       return std::make_unique<worker::CudaBackend>(options, *std::move(device));
     };
@@ -764,10 +877,10 @@ class Check {
   }
 
   void Group(std::string_view way, ParallelShape shape, const Plan& plan,
-             const std::vector<BackendMaker>& makers) {
+             const std::vector<BackendMaker>& makers, const NcclGpus* gpus = nullptr) {
     if (!result_.passed) return;
     Begin();
-    Compare(way, RunGroup(setup_, shape, plan, makers));
+    Compare(way, RunGroup(setup_, shape, plan, makers, gpus));
   }
 
   void Compare(std::string_view way, absl::StatusOr<Answers> answers) {
@@ -803,7 +916,7 @@ class Check {
   void End(std::string_view way) const {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin_;
     std::fputs(
-        Cat("  ", case_.name, ", ", way, absl::StrFormat(": %.2f s\n", took.count())).c_str(),
+        Cat("  ", result_.name, ", ", way, absl::StrFormat(": %.2f s\n", took.count())).c_str(),
         stderr);
   }
 
@@ -842,6 +955,14 @@ ModelCase MakeCase(std::string_view shape, ModelCase c) {
   return c;
 }
 
+ModelCase MakeTinyCase(ModelCase c) {
+  const testing::TinyModelOptions& options = c.options;
+  const std::string shape =
+      Cat("tiny, ", options.head_norms ? "norms of q and k, " : "", options.heads, " heads of ",
+          options.head_dim, " over ", options.kv_heads);
+  return MakeCase(shape, std::move(c));
+}
+
 // Every type of weights with every recipe and both formats of K and V. The sizes of heads and of
 // their groups go round, and so do norms of q and k.
 std::vector<ModelCase> TinyModels(ModelTarget target, uint64_t seed) {
@@ -871,13 +992,22 @@ std::vector<ModelCase> TinyModels(ModelTarget target, uint64_t seed) {
                      .seed = seed + n};
         c.tokens = fibers ? 20 : n % 5 == 0 ? 300 : 90;
         c.neighbour_tokens = fibers ? 6 : 60;
-        cases.push_back(MakeCase(Cat("tiny, ", c.options.head_norms ? "norms of q and k, " : "",
-                                     2 * group, " heads of ", head_dim, " over 2"),
-                                 std::move(c)));
+        cases.push_back(MakeTinyCase(std::move(c)));
       }
     }
   }
   return cases;
+}
+
+// Q4_1; bf16 that is computed in fp32; and norms of q and k, with KV heads for three ranks.
+std::vector<ModelCase> NcclModels(ModelTarget target, uint64_t seed) {
+  std::vector<ModelCase> tiny = TinyModels(target, seed);
+  ModelCase norms = tiny[13];
+  norms.options.heads = 6;
+  norms.options.kv_heads = 3;
+  // NCCL has other ways for longer messages.
+  if (target == ModelTarget::kGpu) norms.options.hidden = 1024;
+  return {std::move(tiny[16]), std::move(tiny[10]), MakeTinyCase(std::move(norms))};
 }
 
 std::vector<ModelCase> LargeModels(ModelTarget target, uint64_t seed) {
@@ -947,6 +1077,32 @@ std::vector<ModelCheck> ModelChecks(ModelTarget target, uint64_t seed, bool few,
                       }});
   }
   return checks;
+}
+
+absl::StatusOr<NcclChecks> MakeNcclChecks(ModelTarget target, uint64_t seed,
+                                          std::string_view only) {
+  const auto gpus = std::make_shared<const NcclGpus>(NcclGpusOf(target, seed));
+  if (gpus->count < 2) {
+    return absl::FailedPreconditionError(
+        Cat("it needs two GPUs, and this machine has ", gpus->count));
+  }
+  const auto nccl = gpus->open_nccl();
+  if (!nccl.ok()) return nccl.status();
+  NcclChecks found{.gpus = gpus->count, .version = (*nccl)->version, .checks = {}};
+  for (ModelCase& c : NcclModels(target, seed)) {
+    const auto shared = std::make_shared<const ModelCase>(std::move(c));
+    const auto model = std::make_shared<const Model>(shared->options);
+    const uint32_t splits = std::min(model->spec.attention_splits(), model->spec.ffn_splits());
+    for (const ParallelShape shape : {ParallelShape{2, 1}, {1, 2}, {3, 1}, {2, 2}}) {
+      if (static_cast<int>(shape.ranks()) > gpus->count || shape.tensor > splits) continue;
+      const std::string name = Cat(shared->name, ", tp ", shape.tensor, ", pp ", shape.pipeline);
+      if (!only.empty() && name != only) continue;
+      found.checks.push_back(
+          {name,
+           [=] { return Check(*shared, *model, target, seed).RunOverNccl(name, shape, *gpus); }});
+    }
+  }
+  return found;
 }
 
 }  // namespace flotilla::kernels::cuda

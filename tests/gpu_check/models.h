@@ -9,13 +9,14 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "tests/gpu_check/target.h"
 
 namespace flotilla::kernels::cuda {
 
 // What is compared with the CPU.
 enum class ModelTarget : uint8_t {
-  kGpu,     // GPU number 0
+  kGpu,     // GPU number 0; over NCCL, one GPU for each rank
   kFibers,  // a simulation with the kernels themselves: a few tiny models
   kQueues,  // a simulation with loops in place of kernels, for tests of the checks
 };
@@ -29,5 +30,16 @@ struct ModelCheck {
 // `few`: only a few tiny models; `only`: only the check of this name, unless it is empty.
 std::vector<ModelCheck> ModelChecks(ModelTarget target, uint64_t seed, bool few,
                                     std::string_view only);
+
+// The checks of ranks that have a GPU each and exchange over NCCL.
+struct NcclChecks {
+  int gpus = 0;
+  std::string version;             // of NCCL
+  std::vector<ModelCheck> checks;  // one for each model and layout that the GPUs are enough for
+};
+
+// A simulation has a fake NCCL. FAILED_PRECONDITION, NOT_FOUND: there are fewer than two GPUs, or
+// no NCCL; the message says so in one line.
+absl::StatusOr<NcclChecks> MakeNcclChecks(ModelTarget target, uint64_t seed, std::string_view only);
 
 }  // namespace flotilla::kernels::cuda
