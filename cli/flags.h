@@ -48,6 +48,7 @@ struct RoleFlags {
   std::string heartbeats;
   std::string agent;
   std::string device = "auto";
+  std::string gpu_exchange = "auto";
   std::string compute = "accurate";
   std::string kv_type = "bf16";
   std::string kv_value_type = "same";

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <boost/asio/ip/address.hpp>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -115,6 +117,13 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
     return absl::InvalidArgumentError(absl::StrCat("--device: ", device.status().message()));
   }
   options.device = *device;
+  if (flags.gpu_exchange == "host") {
+    options.open_nccl = [] { return absl::FailedPreconditionError("--gpu-exchange is host"); };
+  }
+  options.end_process = [](const std::string& why) {
+    std::fprintf(stderr, "flotilla: a GPU has failed, and the process ends: %s\n", why.c_str());
+    std::_Exit(1);
+  };
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),
                    .pipeline = static_cast<std::uint32_t>(flags.pipeline_parallel)};
   options.balance =

@@ -98,7 +98,6 @@ void AddProcessMetrics(Metrics& metrics) {
 
 void AddBuildInfo(Metrics& metrics, const std::string& version, Metrics::Labels labels) {
   labels["version"] = version;
-  labels["backend"] = "cpu";
   metrics.AddGauge("flotilla_build_info", "1.", labels).Set(1);
 }
 

@@ -148,8 +148,8 @@ DASHBOARDS = {
                     "rate(flotilla_log_dropped_lines_total{PROCESS}[$__rate_interval])")]),
             Panel("Versions", "none", "Processes by version. More than one is a roll-out; "
                   "requests cannot move between versions.",
-                  [("{{version}} {{backend}}", "count by (version, backend) (max by (instance, "
-                    "version, backend) (flotilla_build_info{PROCESS}))")], kind="stat"),
+                  [("{{version}}", "count by (version) (max by (instance, version) "
+                    "(flotilla_build_info{PROCESS}))")], kind="stat"),
         ]),
     ]),
     "latency": ("flotilla: latency", [
@@ -356,6 +356,10 @@ DASHBOARDS = {
                   "blocks were lost with a replica. They go on, after a pause.",
                   [("replica {{replica}}", "sum by (replica) "
                     "(increase(flotilla_scheduler_recomputed_requests_total{REPLICA}[1d]))")]),
+            Panel("Computes on", "none", "What ranks compute on. Where it is cpu on a node with a "
+                  "GPU, the worker's log says why (model loaded).",
+                  [("{{backend}}, replica {{replica}}", "flotilla_worker_backend{REPLICA} == 1")],
+                  kind="stat"),
             Panel("Weights", "bytes", "Memory of the weights; constant.",
                   [("replica {{replica}}", "flotilla_worker_weight_bytes{REPLICA}")]),
             Panel("Activations", "bytes", "Memory of the buffers of a step; constant.",

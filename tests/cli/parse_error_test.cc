@@ -43,7 +43,8 @@ TEST(ParseErrorTest, AnUnknownFlagIsNamedBeforeWhatIsMissing) {
   EXPECT_EQ(Say({"serve", "--model", "m", "--port", "1"}),
             "flotilla serve: unknown flag --port; did you mean --http-port or --grpc-port or "
             "--health-port?");
-  EXPECT_EQ(Say({"serve", "--model", "m", "--gpu"}), "flotilla serve: unknown flag --gpu");
+  EXPECT_EQ(Say({"serve", "--model", "m", "--accelerate"}),
+            "flotilla serve: unknown flag --accelerate");
   EXPECT_EQ(Say({"serve", "-m", "m"}), "flotilla serve: unknown flag -m");
 }
 

@@ -1,7 +1,6 @@
 // InProcessExecutor, on a tiny model, passes the contract: on CPUs, and on simulated GPUs.
 #include "worker/exec/in_process_executor.h"
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,8 +14,6 @@
 
 namespace flotilla::testing {
 namespace {
-
-constexpr std::uint64_t kSeed = 1;
 
 // `make_backend`, which may be null: CPUs.
 ExecutorCase InProcessCase(std::string name, worker::BackendMaker make_backend) {
@@ -38,10 +35,8 @@ ExecutorCase InProcessCase(std::string name, worker::BackendMaker make_backend) 
 
 std::vector<ExecutorCase> Cases() {
   std::vector<ExecutorCase> cases = {InProcessCase("InProcessExecutor", nullptr)};
-  for (const GpuMode mode : GpuModes()) {
-    cases.push_back(InProcessCase(
-        mode == GpuMode::kQueues ? "InProcessExecutorOnGpus" : "InProcessExecutorOnFibers",
-        MakeSimulatedGpus(kSeed, mode)));
+  for (const SimulatedGpus& gpus : AllSimulatedGpus()) {
+    cases.push_back(InProcessCase("InProcessExecutorOn" + gpus.name, MakeSimulatedGpus(gpus)));
   }
   return cases;
 }

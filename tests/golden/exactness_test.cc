@@ -248,6 +248,24 @@ std::vector<kernels::Isa> OtherIsas() {
   return isas;
 }
 
+// The same on simulated GPUs, and chunks.
+void CheckGpus(Exactness& exactness, testing::GpuMode mode) {
+  for (const testing::SimulatedGpus& gpus : testing::AllSimulatedGpus()) {
+    if (gpus.mode != mode) continue;
+    const auto backend = testing::MakeSimulatedGpus(gpus);
+    exactness.Check({.name = gpus.name, .chunk_tokens = 33, .backend = backend});
+    exactness.Check({.name = gpus.name + ", n-grams",
+                     .speculation = worker::Speculation::kNgram,
+                     .backend = backend});
+    exactness.Check({.name = gpus.name + ", draft",
+                     .order = Way::Order::kAlone,
+                     .speculation = worker::Speculation::kDraft,
+                     .draft_tokens = 3,
+                     .draft_layers = 1,
+                     .backend = backend});
+  }
+}
+
 void CheckAllWays(Exactness& exactness) {
   exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
   exactness.Check({.name = "all at once, random order"});
@@ -331,17 +349,18 @@ TEST_P(TinyExactnessTest, ReferencePath) {
                      .draft_tokens = 3,
                      .draft_layers = 1,
                      .backend = deferred});
-    const auto gpu = testing::MakeSimulatedGpus(kShuffleSeed);
-    exactness.Check({.name = "simulated GPU", .chunk_tokens = 33, .backend = gpu});
-    exactness.Check({.name = "simulated GPU, n-grams",
-                     .speculation = worker::Speculation::kNgram,
-                     .backend = gpu});
-    exactness.Check({.name = "simulated GPU, draft",
-                     .order = Way::Order::kAlone,
-                     .speculation = worker::Speculation::kDraft,
-                     .draft_tokens = 3,
-                     .draft_layers = 1,
-                     .backend = gpu});
+    CheckGpus(exactness, testing::GpuMode::kQueues);
+  }
+}
+
+TEST_P(TinyExactnessTest, KernelsOfGpusOnFibers) {
+  if (!testing::LongTests()) GTEST_SKIP() << "set FLOTILLA_LONG=1";
+  if (GetParam().has_runs()) GTEST_SKIP() << "GPUs have no such K and V";
+  for (worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
+    Exactness exactness(file_, recipe, GetParam(), RandomTokens(320), 4);
+    exactness.AddRequests(15, 65);
+    exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
+    CheckGpus(exactness, testing::GpuMode::kFibers);
   }
 }
 

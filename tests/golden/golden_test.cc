@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <utility>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/engine_runner.h"
 #include "tests/support/requests.h"
+#include "tests/support/simulated_gpu.h"
 #include "tests/support/test_model.h"
 
 namespace flotilla::testing {
@@ -213,6 +215,36 @@ TEST(GoldenTest, KvTypesAreClose) {
     Record("KV " + name + ", top-5 error, mean", error);
     EXPECT_LE(error, type.top5);
   }
+}
+
+// The kernels of GPUs, as fibers, with all widths of a real model: 16 tokens of the shortest chat
+// that has as many.
+TEST(GoldenTest, KernelsOnFibersGiveTheBitsOfTheCpu) {
+  if (!testing::LongTests()) GTEST_SKIP() << "set FLOTILLA_LONG=1";
+  if (testing::kSanitized) GTEST_SKIP() << "fibers of a real model take too long";
+  const auto file = testing::OpenRealModel();
+  ASSERT_NE(file, nullptr);
+  const std::vector<Chat> chats = ReadChats();
+  const auto rank = [](const Chat& chat) {
+    return std::pair(chat.greedy.size() < 16, chat.prompt.size());
+  };
+  const auto shortest = std::min_element(
+      chats.begin(), chats.end(), [&](const Chat& a, const Chat& b) { return rank(a) < rank(b); });
+  TokenizedRequest request = MakeRequest(1, shortest->prompt);
+  request.stop.max_tokens = 16;
+  request.logprobs.output_top = 5;
+  EngineRunner::Options options = MakeOptions(worker::Recipe::kAccurate, kernels::KvFormat::kBf16);
+  options.rank.kv_blocks = 16;
+  options.rank.max_context = 256;
+  std::vector<Answer> answers;
+  for (const bool fibers : {false, true}) {
+    if (fibers) options.rank.make_backend = MakeSimulatedGpus(/*seed=*/1, GpuMode::kFibers);
+    EngineRunner runner(file, options);
+    answers.push_back(runner.Run({request}).front());
+    ASSERT_TRUE(answers.back().status.ok()) << answers.back().status;
+  }
+  EXPECT_EQ(answers[0].tokens.size(), 16u);
+  EXPECT_EQ(answers[1].Bits(), answers[0].Bits());
 }
 
 }  // namespace

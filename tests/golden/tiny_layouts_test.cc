@@ -62,6 +62,22 @@ std::vector<TokenizedRequest> Requests(const std::vector<TokenId>& ids, bool run
   return requests;
 }
 
+// The same, and a beam search and a request of two sequences among the first four.
+std::vector<TokenizedRequest> RequestsOfSequences(const std::vector<TokenId>& ids) {
+  std::vector<TokenizedRequest> requests = Requests(ids);
+  TokenizedRequest beams = requests[2], pair = requests[4];
+  beams.id = {1, kRequests};
+  beams.sampling = {.temperature = 0};
+  beams.logprobs = {};
+  beams.sequences = 3;
+  beams.beam = BeamOptions{.beams = 3};
+  pair.id = {1, kRequests + 1};
+  pair.sequences = 2;
+  requests.insert(requests.begin() + 2, {beams, pair});
+  for (TokenizedRequest& request : requests) request.stop.max_tokens = 16;
+  return requests;
+}
+
 // How a model is run, and what its answers must not depend on.
 struct Way {
   std::string name;
@@ -72,15 +88,19 @@ struct Way {
   std::uint32_t chunk = 256;
   bool small_pool = false;  // most requests are preempted
   bool tier = false;        // and swapped, if that takes less time than to compute again
-  bool nccl = false;        // ranks load themselves on simulated GPUs, and find a fake NCCL
-
+  std::shared_ptr<FakeNccl> nccl = nullptr;  // ranks load themselves on simulated GPUs, and find it
+  std::uint64_t seed = 0;                    // of the GPUs that find it
   bool fibers = false;  // the GPUs run their kernels, and no loops in place of them
 
-  // Of the requests. The reference kernels and fibers are slow.
-  std::size_t requests() const {
-    return deferred || fibers || isa == kernels::Isa::kReference ? 4 : kRequests;
+  // How many of so many requests run. The reference kernels and fibers are slow.
+  std::size_t Requests(std::size_t all) const {
+    return deferred || fibers || isa == kernels::Isa::kReference ? 4 : all;
   }
 };
+
+int SplitsOf(const model::ModelSpec& spec) {
+  return static_cast<int>(std::min(spec.attention_splits(), spec.ffn_splits()));
+}
 
 std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
   std::vector<Way> ways;
@@ -88,7 +108,7 @@ std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
     ways.push_back(
         {.name = absl::StrCat("tp", shape.tensor, "pp", shape.pipeline), .shape = shape});
   }
-  if (std::min(spec.attention_splits(), spec.ffn_splits()) >= 3) {
+  if (SplitsOf(spec) >= 3) {
     ways.push_back({.name = "tp3", .shape = {3, 1}});
   }
   // The reference kernels, which the deferred backend has, are slow, so each recipe has one way.
@@ -111,15 +131,18 @@ std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
 }
 
 // The ways of models that GPUs compute, each with an order of queues of its own.
-std::vector<Way> GpuWays(std::uint64_t seed, GpuMode mode) {
+std::vector<Way> GpuWays(const model::ModelSpec& spec, std::uint64_t seed, GpuMode mode) {
   const auto gpus = [&] { return MakeSimulatedGpus(seed++, mode); };
+  const auto nccl = [&] {
+    return std::make_shared<FakeNccl>(FakeNcclOptions{.seed = seed++, .most_looks = 2});
+  };
   // The odd ranks of a stage are those of the CPU.
   const auto mixed = [&]() -> worker::BackendMaker {
     return [gpu = gpus()](const worker::BackendOptions& options) {
       return options.tensor_rank % 2 == 0 ? gpu(options) : worker::MakeCpuBackend(options);
     };
   };
-  return {
+  std::vector<Way> ways = {
       {.name = "GPU", .shape = {1, 1}, .gpus = gpus()},
       {.name = "GPU, chunks of 7", .shape = {1, 1}, .gpus = gpus(), .chunk = 7},
       {.name = "GPU, small pool", .shape = {1, 1}, .gpus = gpus(), .small_pool = true},
@@ -127,10 +150,22 @@ std::vector<Way> GpuWays(std::uint64_t seed, GpuMode mode) {
       {.name = "GPUs, tp2", .shape = {2, 1}, .gpus = gpus()},
       {.name = "GPUs, pp2", .shape = {1, 2}, .gpus = gpus()},
       {.name = "GPUs, tp2pp2", .shape = {2, 2}, .gpus = gpus()},
-      {.name = "GPUs over NCCL, tp2", .shape = {2, 1}, .nccl = true},
-      {.name = "GPUs over NCCL, chunks of 7", .shape = {2, 1}, .chunk = 7, .nccl = true},
+      {.name = "GPUs over NCCL, tp2", .shape = {2, 1}, .nccl = nccl()},
+      {.name = "GPUs over NCCL, chunks of 7", .shape = {2, 1}, .chunk = 7, .nccl = nccl()},
+      {.name = "GPUs over NCCL, small pool", .shape = {2, 1}, .small_pool = true, .nccl = nccl()},
+      {.name = "GPUs over NCCL, pp2", .shape = {1, 2}, .nccl = nccl()},
+      {.name = "GPUs over NCCL, tp2pp2", .shape = {2, 2}, .nccl = nccl()},
       {.name = "GPU and CPU, tp2", .shape = {2, 1}, .gpus = mixed()},
       {.name = "GPU and CPU, small pool", .shape = {2, 1}, .gpus = mixed(), .small_pool = true}};
+  if (SplitsOf(spec) >= 3) {
+    ways.push_back({.name = "GPUs, tp3", .shape = {3, 1}, .gpus = gpus()});
+    ways.push_back({.name = "GPUs over NCCL, tp3", .shape = {3, 1}, .nccl = nccl()});
+  }
+  for (Way& way : ways) {
+    way.seed = seed;
+    way.fibers = mode == GpuMode::kFibers;
+  }
+  return ways;
 }
 
 // A small pool has room for the longest request, and not for all that run.
@@ -138,7 +173,7 @@ std::uint32_t PoolOf(const model::ModelSpec& spec, const Way& way, bool runs) {
   std::uint32_t blocks = 0;
   for (const model::KvGroupSpec& group : spec.kv_groups) {
     const bool alone = spec.kv_groups.size() == 1 && group.window == 0;
-    blocks += !way.small_pool ? 256 : way.fibers ? 6 : !alone ? 9 : runs ? 20 : 30;
+    blocks += !way.small_pool ? 256 : way.fibers ? 8 : !alone ? 9 : runs ? 20 : 30;
   }
   return blocks;
 }
@@ -153,20 +188,19 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
   if (way.deferred) {
     options.rank.make_backend = MakeDeferredBackends(kSeed, way.shape.pipeline + 1);
   }
-  if (way.nccl) {
+  if (way.nccl != nullptr) {
     options.rank.device = {.kind = worker::DeviceChoice::Kind::kCuda};
-    const auto gpus = std::make_shared<std::atomic<std::uint64_t>>(0);
-    options.rank.make_device = [gpus, ops = &kernels::cuda::HostOps()](
-                                   const worker::DeviceChoice&,
-                                   int) -> absl::StatusOr<std::unique_ptr<worker::Device>> {
-      worker::SimulatedDeviceOptions device;
+    const auto gpus = std::make_shared<std::atomic<std::uint64_t>>(1000 * way.seed);
+    const auto* const ops = way.fibers ? &kernels::cuda::SimulatedOps() : &kernels::cuda::HostOps();
+    options.rank.make_device = [gpus, ops](const worker::DeviceChoice&,
+                                           int) -> absl::StatusOr<std::unique_ptr<worker::Device>> {
+      worker::SimulatedDeviceOptions device{.goes_on = true};
       device.seed = (*gpus)++;
       device.id = absl::StrCat(device.seed);
       device.ops = ops;
       return std::make_unique<worker::SimulatedDevice>(device);
     };
-    const auto nccl = std::make_shared<FakeNccl>(FakeNcclOptions{.seed = kSeed, .most_looks = 2});
-    options.rank.open_nccl = [nccl] { return nccl->Open(); };
+    options.rank.open_nccl = [nccl = way.nccl] { return nccl->Open(); };
   }
   options.rank.recipe = recipe;
   options.rank.kv_format = kv.value_or(recipe == worker::Recipe::kFp32 ? kernels::KvFormat::kF32
@@ -212,16 +246,25 @@ void ExpectTheSameBits(
       std::uint64_t cached = 0, preempted = 0;
       for (const std::uint64_t round : {1, 2}) {
         std::vector<TokenizedRequest> batch(
-            requests.begin(), requests.begin() + static_cast<std::ptrdiff_t>(way.requests()));
+            requests.begin(),
+            requests.begin() + static_cast<std::ptrdiff_t>(way.Requests(requests.size())));
         for (TokenizedRequest& request : batch) request.id.incarnation = round;
         const std::vector<Answer> answers = runner.Run(batch);
         for (std::size_t i = 0; i < answers.size(); ++i) {
           EXPECT_TRUE(answers[i].status.ok()) << answers[i].status;
-          EXPECT_EQ(answers[i].tokens.size(), kOutputTokens);
+          EXPECT_EQ(answers[i].tokens.size(), batch[i].stop.max_tokens);
           EXPECT_EQ(answers[i].Bits(), alone[i]) << "request " << i << ", round " << round;
           if (round == 2) cached += answers[i].usage.cached_tokens;
           preempted += answers[i].usage.preemptions > 0 ? 1 : 0;
         }
+      }
+      if (way.nccl != nullptr) {
+        EXPECT_GT(way.nccl->messages(), 0);
+      }
+      if (way.tier) {
+        const scheduler::CoreCounters counters = runner.engine().probe().Read().core.counters;
+        EXPECT_GT(counters.swapped, 0u);
+        EXPECT_GT(counters.blocks_in, 0u);
       }
       if (way.small_pool) {
         EXPECT_GT(preempted, 0u);
@@ -259,12 +302,12 @@ class GpuLayoutsTest : public ::testing::TestWithParam<const char*> {};
 TEST_P(GpuLayoutsTest, SimulatedGpusGiveTheBitsOfTheCpu) {
   const TinyCase tiny = ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
-  const bool base = GetParam() == std::string("tiny/llama");
+  const bool base = GetParam() == std::string("made/llama");
   for (std::uint64_t seed = 1; seed <= (base ? 5 : 1); ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, std::nullopt,
-                      [&](const model::ModelSpec&, worker::Recipe) {
-                        return GpuWays(1000 * seed, GpuMode::kQueues);
+    ExpectTheSameBits(tiny.file, RequestsOfSequences(tiny.ids), tiny.served, std::nullopt,
+                      [&](const model::ModelSpec& spec, worker::Recipe) {
+                        return GpuWays(spec, 1000 * seed, GpuMode::kQueues);
                       });
     if (HasFailure()) return;
   }
@@ -274,10 +317,9 @@ TEST_P(GpuLayoutsTest, SimulatedGpusGiveTheBitsOfTheCpu) {
 TEST(TinyLayouts, KernelsOnFibersGiveTheBitsOfTheCpu) {
   const TinyCase tiny = ReadTinyCase("tiny/llama");
   ASSERT_NE(tiny.file, nullptr);
-  ExpectTheSameBits(tiny.file, Requests(tiny.ids), tiny.served, std::nullopt,
-                    [](const model::ModelSpec&, worker::Recipe recipe) {
-                      std::vector<Way> ways = GpuWays(/*seed=*/1, GpuMode::kFibers);
-                      for (Way& way : ways) way.fibers = true;
+  ExpectTheSameBits(tiny.file, RequestsOfSequences(tiny.ids), tiny.served, std::nullopt,
+                    [](const model::ModelSpec& spec, worker::Recipe recipe) {
+                      std::vector<Way> ways = GpuWays(spec, /*seed=*/1, GpuMode::kFibers);
                       if (LongTests()) return ways;
                       std::erase_if(ways, [&](const Way& way) {
                         return way.name !=
@@ -288,7 +330,7 @@ TEST(TinyLayouts, KernelsOnFibersGiveTheBitsOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, GpuLayoutsTest,
-                         ::testing::Values("tiny/llama", "tiny/qwen3", "tiny/qwen2",
+                         ::testing::Values("made/llama", "tiny/qwen3", "tiny/qwen2",
                                            "tiny/llama3_rope", "tiny/smollm3_nope"),
                          [](const auto& info) {
                            return std::string(info.param).substr(std::string("tiny/").size());

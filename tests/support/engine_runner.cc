@@ -150,6 +150,14 @@ std::vector<std::uint32_t> Answer::Bits() const {
     AppendBits(bits, {0, prompt_logprobs[i], prompt_top[i]});
   }
   for (const TokenEvent& event : tokens) AppendBits(bits, event.sampled);
+  for (std::size_t i = 1; i < sequences.size(); ++i) {
+    for (const TokenEvent& event : sequences[i].tokens) AppendBits(bits, event.sampled);
+  }
+  if (sequences.size() > 1) {
+    for (const Sequence& sequence : sequences) {
+      bits.push_back(std::bit_cast<std::uint32_t>(sequence.score));
+    }
+  }
   return bits;
 }
 

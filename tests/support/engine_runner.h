@@ -43,7 +43,8 @@ struct Answer {
   std::vector<std::vector<TopLogprob>> prompt_top;
 
   std::vector<TokenId> ids() const;
-  // The tokens and the bits of all log-probabilities, in order.
+  // The tokens of all sequences and the bits of all log-probabilities, in order; with several
+  // sequences also the bits of their scores.
   std::vector<std::uint32_t> Bits() const;
 };
 

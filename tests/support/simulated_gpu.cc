@@ -7,16 +7,23 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/kernels/cuda/host_ops.h"
 #include "worker/compute/cuda/cuda_backend.h"
 #include "worker/device/simulated_device.h"
 
 namespace flotilla::testing {
 
-std::vector<GpuMode> GpuModes() {
+std::vector<SimulatedGpus> AllSimulatedGpus() {
+  std::vector<SimulatedGpus> all;
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    all.push_back({absl::StrCat("GpuQueues", seed), GpuMode::kQueues, seed});
+  }
   const char* value = std::getenv("FLOTILLA_LONG");
-  const bool fibers = value != nullptr && std::strcmp(value, "1") == 0;
-  return fibers ? std::vector{GpuMode::kQueues, GpuMode::kFibers} : std::vector{GpuMode::kQueues};
+  if (value != nullptr && std::strcmp(value, "1") == 0) {
+    all.push_back({"GpuFibers", GpuMode::kFibers, /*seed=*/1});
+  }
+  return all;
 }
 
 worker::BackendMaker MakeSimulatedGpus(std::uint64_t seed, GpuMode mode, GpuFailure failure) {

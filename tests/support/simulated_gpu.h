@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "worker/compute/backend.h"
@@ -15,8 +16,14 @@ enum class GpuMode : std::uint8_t {
   kFibers,  // with the kernels themselves
 };
 
-// Queues, and with FLOTILLA_LONG=1 fibers too, which are slow.
-std::vector<GpuMode> GpuModes();
+struct SimulatedGpus {
+  std::string name;  // e.g. "GpuQueues3": letters and digits
+  GpuMode mode;
+  std::uint64_t seed;
+};
+
+// What tests run on: queues in five orders, and with FLOTILLA_LONG=1 fibers too, which are slow.
+std::vector<SimulatedGpus> AllSimulatedGpus();
 
 // The pieces of work until the GPUs of MakeSimulatedGpus that are made from now on fail (1: the
 // first); 0: they do not.
@@ -25,5 +32,8 @@ using GpuFailure = std::shared_ptr<std::atomic<std::int64_t>>;
 // Returns a maker whose backends each have an order of queues, and of threads, of their own.
 worker::BackendMaker MakeSimulatedGpus(std::uint64_t seed, GpuMode mode = GpuMode::kQueues,
                                        GpuFailure failure = nullptr);
+inline worker::BackendMaker MakeSimulatedGpus(const SimulatedGpus& gpus) {
+  return MakeSimulatedGpus(gpus.seed, gpus.mode);
+}
 
 }  // namespace flotilla::testing

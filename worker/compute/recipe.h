@@ -23,10 +23,11 @@ inline std::string_view RecipeName(Recipe recipe) {
 // formats, are not fp32 any more.
 inline constexpr int kRecipeVersion = 4;
 
-// Whether a report has shown that GPUs give the bits of CPUs: docs/reports/gpu-h100.md has. Without
-// one, a group that computes on GPUs has a numerics id of its own, so that no request moves between
-// it and CPUs. Who changes what a kernel computes sets this to false until there is another report.
-inline constexpr bool kCudaIsProven = true;
+// Whether a report has shown that GPUs of a compute capability (Device::capability) give the bits
+// of CPUs: docs/reports/gpu-h100.md has, of 9.0. Without one, a group that computes on such GPUs
+// has a numerics id of its own, so that no request moves between it and CPUs. Who changes what a
+// kernel computes makes this false until there is another report.
+constexpr bool CudaIsProven(int capability) { return capability == 90; }
 
 // The same of groups whose GPUs exchange activations with NCCL. No report has shown one.
 inline constexpr bool kNcclIsProven = false;

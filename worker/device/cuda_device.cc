@@ -28,6 +28,10 @@ class CudaDevice final : public Device {
       return absl::ResourceExhaustedError(
           absl::StrCat("GPU ", index_, " has no room for another process"));
     }
+    if (error == cudaErrorDevicesUnavailable) {  // another process has it for itself
+      return absl::ResourceExhaustedError(
+          absl::StrCat("GPU ", index_, " takes no other process: ", cudaGetErrorString(error)));
+    }
     Note(error, "cudaSetDevice");
     cudaDeviceProp properties;
     Note(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
@@ -37,6 +41,7 @@ class CudaDevice final : public Device {
     }
     if (absl::Status failed = status(); !failed.ok()) return failed;
     name_ = properties.name;
+    capability_ = 10 * properties.major + properties.minor;
     id_.assign(properties.uuid.bytes, sizeof properties.uuid.bytes);
     if (properties.major < kOldestMajor) {
       return absl::FailedPreconditionError(
@@ -57,6 +62,7 @@ class CudaDevice final : public Device {
   }
 
   const std::string& name() const override { return name_; }
+  int capability() const override { return capability_; }
   const std::string& id() const override { return id_; }
 
   absl::StatusOr<Memory> Allocate(std::size_t bytes) override {
@@ -196,6 +202,7 @@ class CudaDevice final : public Device {
 
   const int index_;
   std::string name_ = "GPU";
+  int capability_ = 0;
   std::string id_;  // its 16 bytes
   cudaStream_t streams_[kQueues] = {};
 
@@ -205,6 +212,20 @@ class CudaDevice final : public Device {
   std::unordered_map<Event, cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
   std::vector<cudaEvent_t> spare_ ABSL_GUARDED_BY(mu_);
 };
+
+// CUDA's own text for a missing driver says that its version is too low.
+std::string WhyNone(cudaError_t error) {
+  int driver = 0;
+  if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess) {
+    if (driver == 0) return "there is no NVIDIA driver on this machine";
+    const auto version = [](int number) {
+      return absl::StrCat(number / 1000, ".", number % 1000 / 10);
+    };
+    return absl::StrCat("the driver is for CUDA ", version(driver), ", and flotilla needs one for ",
+                        version(CUDART_VERSION), " or later");
+  }
+  return absl::StrCat(cudaGetErrorString(error), " (error ", static_cast<int>(error), ")");
+}
 
 }  // namespace
 
@@ -216,9 +237,12 @@ int CudaDeviceCount() {
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorSystemNotReady) {  // services of the machine are still starting
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the GPUs are not ready: ", cudaGetErrorString(error)));
+  }
   if (error != cudaSuccess) {
-    return absl::UnavailableError(absl::StrCat("no GPU can be used: ", cudaGetErrorString(error),
-                                               " (error ", static_cast<int>(error), ")"));
+    return absl::UnavailableError(absl::StrCat("no GPU can be used: ", WhyNone(error)));
   }
   if (index >= count) {
     return absl::UnavailableError(

@@ -9,7 +9,8 @@
 namespace flotilla::worker {
 
 // UNAVAILABLE: there is no driver, or no such GPU; FAILED_PRECONDITION: kernels are not built for
-// it. The messages say so in one line.
+// it; RESOURCE_EXHAUSTED: it takes no other process now, or is not ready yet; INTERNAL: it does not
+// work. The messages say so in one line.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index);
 
 // The number of GPUs; 0 where there is no driver.

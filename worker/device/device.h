@@ -73,6 +73,8 @@ class Device {
 
   // E.g. "NVIDIA H100 80GB HBM3".
   virtual const std::string& name() const = 0;
+  // The compute capability, e.g. 90 for 9.0. Kernels are compiled for each by itself.
+  virtual int capability() const = 0;
   // Names the memory: two devices have the same id where they are the same GPU of the same host.
   virtual const std::string& id() const = 0;
 

@@ -13,7 +13,8 @@ namespace flotilla::worker {
 
 // The GPU that `choice` gives to the rank number `local_rank` of this host. UNAVAILABLE: there is
 // no driver, or no such GPU; FAILED_PRECONDITION: kernels are not built for it; RESOURCE_EXHAUSTED:
-// its memory is full; UNIMPLEMENTED: this build has no CUDA code. The message is one line.
+// it takes no other process now; INTERNAL: it does not work; UNIMPLEMENTED: this build has no CUDA
+// code. The message is one line.
 absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const DeviceChoice& choice, int local_rank);
 
 // As MakeDevice, or what a test puts in its place.

@@ -1,18 +1,23 @@
 #include "worker/device/simulated_device.h"
 
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "kernels/noise.h"
 
 namespace flotilla::worker {
 namespace {
 
 constexpr std::align_val_t kAlignment{256};
-// A call that enqueues lets at most this many pieces of work run.
-constexpr std::uint64_t kMostDrift = 4;
+// A call that enqueues lets at most this many pieces of work run, which the seed chooses: none, so
+// that all work waits for Synchronize; fewer than are enqueued, or more.
+constexpr std::uint64_t kMostDrifts[] = {0, 1, 4};
+// Between pieces of work of the device's own thread.
+constexpr absl::Duration kPause = absl::Microseconds(20);
 
 }  // namespace
 
@@ -20,13 +25,19 @@ SimulatedDevice::SimulatedDevice(const SimulatedDeviceOptions& options)
     : options_(options),
       used_bytes_(options.used_bytes != nullptr ? options.used_bytes
                                                 : std::make_shared<std::atomic<std::int64_t>>(0)),
+      most_drift_(kMostDrifts[kernels::Mix64(options.seed) % std::size(kMostDrifts)]),
       random_(kernels::Mix64(options.seed)) {
   stream_.seed = options.seed;
+  if (options.goes_on) thread_ = std::thread([this] { GoOn(); });
 }
 
 SimulatedDevice::~SimulatedDevice() {
-  absl::MutexLock lock(&mu_);
-  for (auto& queue : queues_) queue.clear();
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto& queue : queues_) queue.clear();
+    stopped_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
 }
 
 std::uint64_t SimulatedDevice::Draw() { return random_ = kernels::Mix64(random_); }
@@ -81,13 +92,23 @@ void SimulatedDevice::FailAfter(std::int64_t pieces) {
   pieces_left_ = pieces;
 }
 
+bool SimulatedDevice::CanGoOn(int queue) const {
+  if (queues_[queue].empty()) return false;
+  const Work& work = queues_[queue].front();
+  return !work.wait || pending_.count(work.event) == 0;
+}
+
+bool SimulatedDevice::CanStep() const {
+  for (int i = 0; i < kQueues; ++i) {
+    if (CanGoOn(i)) return true;
+  }
+  return false;
+}
+
 bool SimulatedDevice::Step() {
   int able[kQueues], count = 0;
   for (int i = 0; i < kQueues; ++i) {
-    if (queues_[i].empty()) continue;
-    const Work& work = queues_[i].front();
-    if (work.wait && pending_.count(work.event) != 0) continue;
-    able[count++] = i;
+    if (CanGoOn(i)) able[count++] = i;
   }
   if (count == 0) return false;
   std::deque<Work>& queue = queues_[able[Draw() % static_cast<std::uint64_t>(count)]];
@@ -105,8 +126,20 @@ bool SimulatedDevice::Step() {
   return true;
 }
 
+// It pauses after each piece, so that the owner often finds work that is not done.
+void SimulatedDevice::GoOn() {
+  absl::MutexLock lock(&mu_);
+  const auto wakes = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || CanStep(); };
+  while (true) {
+    mu_.Await(absl::Condition(&wakes));
+    if (stopped_) return;
+    Step();
+    (void)mu_.AwaitWithTimeout(absl::Condition(&stopped_), kPause);
+  }
+}
+
 void SimulatedDevice::Drift() {
-  for (std::uint64_t left = Draw() % (kMostDrift + 1); left > 0 && Step(); --left) {
+  for (std::uint64_t left = Draw() % (most_drift_ + 1); left > 0 && Step(); --left) {
   }
 }
 

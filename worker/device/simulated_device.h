@@ -1,6 +1,7 @@
 // SimulatedDevice: a Device without a GPU, for tests. Its queues are lists of work, which runs as
 // late as callers allow: inside of Synchronize, up to the event, and a seeded number of pieces in
-// other calls. Of the two queues that may go on, a seeded one does.
+// other calls. Of the two queues that may go on, a seeded one does. With `goes_on` a thread of the
+// device does pieces of work, too, so that queues get on while their owner waits elsewhere.
 //
 // Callers that break the contract get other bits, or an error that names what they did:
 //   Memory begins with NaN in every number. So does what a Download will write, from the call on.
@@ -16,6 +17,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -33,8 +35,11 @@ struct SimulatedDeviceOptions {
   const kernels::cuda::Ops* ops = nullptr;
   std::int64_t memory_bytes = std::int64_t{1} << 30;
   std::string id = "simulated";
+  int capability = 90;
   // What is used of the memory, by all devices that share it; null: the device has it alone.
   std::shared_ptr<std::atomic<std::int64_t>> used_bytes;
+  // Where work waits for that of another device, whose owner may wait for this one's owner.
+  bool goes_on = false;
 };
 
 class SimulatedDevice final : public Device {
@@ -43,6 +48,7 @@ class SimulatedDevice final : public Device {
   ~SimulatedDevice() override;
 
   const std::string& name() const override { return name_; }
+  int capability() const override { return options_.capability; }
   const std::string& id() const override { return options_.id; }
   absl::StatusOr<Memory> Allocate(std::size_t bytes) override;
   absl::StatusOr<Memory> AllocatePinned(std::size_t bytes) override;
@@ -83,6 +89,10 @@ class SimulatedDevice final : public Device {
             bool from_pinned, std::size_t bytes);
   // Does a piece of work of any queue that can go on. False: none can.
   bool Step() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether a queue can go on.
+  bool CanStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool CanGoOn(int queue) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GoOn();
   // Does as much as a seeded number says.
   void Drift() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -91,6 +101,7 @@ class SimulatedDevice final : public Device {
   const SimulatedDeviceOptions options_;
   const std::string name_ = "simulated GPU";
   const std::shared_ptr<std::atomic<std::int64_t>> used_bytes_;
+  const std::uint64_t most_drift_;
 
   absl::Mutex mu_;
   kernels::cuda::simulated::SimulatedStream stream_ ABSL_GUARDED_BY(mu_);
@@ -101,6 +112,8 @@ class SimulatedDevice final : public Device {
   std::set<Event> pending_ ABSL_GUARDED_BY(mu_);        // recorded, and not happened
   std::int64_t pieces_left_ ABSL_GUARDED_BY(mu_) = -1;  // until the device fails; negative: never
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;  // with goes_on
 };
 
 }  // namespace flotilla::worker

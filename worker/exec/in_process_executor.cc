@@ -48,6 +48,7 @@ absl::Status InProcessExecutor::Load() {
   runner_ = *std::move(runner);
   const RankDevice device = runner_->device();
   if (log_ != nullptr) LogDevice(device, *log_);
+  probe_.OnLoaded(device);
   absl::MutexLock lock(&mu_);
   device_ = device;
   return absl::OkStatus();
@@ -89,6 +90,9 @@ void InProcessExecutor::Loop() {
     if (!BeginEpoch(epoch)) return;
     const std::optional<Lost> lost = RunEpoch(epoch);
     if (!lost) return;
+    if (runner_->failed() && runner_->device().on_gpus() && options_.end_process) {
+      options_.end_process(lost->detail);
+    }
     ++probe_.epochs_lost;
     listener_->OnLost(*lost);
   }
@@ -100,7 +104,11 @@ bool InProcessExecutor::BeginEpoch(Epoch epoch) {
     if (failures_ > 0 && !Pause()) return false;
     ++failures_;
     runner_.reset();
-    if (Load().ok()) runner_->BeginEpoch(epoch);
+    if (const absl::Status loaded = Load(); loaded.ok()) {
+      runner_->BeginEpoch(epoch);
+    } else if (log_ != nullptr) {
+      log_->Error("model not loaded again", {{"reason", std::string(loaded.message())}});
+    }
   }
   return true;
 }

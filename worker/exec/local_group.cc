@@ -38,6 +38,11 @@ absl::Status LocalGroup::Load(std::shared_ptr<const model::Checkpoint> file,
   OnAll([&](std::size_t rank) {
     RankOptions own = options;
     own.local_rank = static_cast<int>(rank);
+    // What a thread does for its GPU may wait, with a lock of the process, for what that GPU does;
+    // and that for what another thread, without the lock, enqueues for the GPU of its rank.
+    if (!own.open_nccl) {
+      own.open_nccl = [] { return absl::FailedPreconditionError("the ranks share a process"); };
+    }
     auto runner = RankRunner::Create(file, own, clock,
                                      {communicators_[rank].get(), communicators_[rank].get()});
     results[rank] = runner.status();

@@ -58,16 +58,24 @@ void WatchWorker(Metrics& metrics, const WorkerProbe* worker) {
   Gauge& weights = metrics.AddGauge("flotilla_worker_weight_bytes", "Memory of the weights.");
   Gauge& buffers = metrics.AddGauge("flotilla_worker_buffer_bytes",
                                     "Memory of activations; the KV pool is not in it.");
-  metrics.OnRender([=, &steps, &prefill, &decode, &compute, &lost, &weights, &buffers] {
-    const auto decoded = static_cast<double>(worker->decode_rows);
-    RaiseTo(steps, static_cast<double>(worker->steps));
-    RaiseTo(prefill, static_cast<double>(worker->rows) - decoded);
-    RaiseTo(decode, decoded);
-    RaiseTo(compute, Seconds(worker->compute_ns));
-    RaiseTo(lost, static_cast<double>(worker->epochs_lost));
-    weights.Set(static_cast<double>(worker->weight_bytes));
-    buffers.Set(static_cast<double>(worker->buffer_bytes));
-  });
+  const auto add_backend = [&](const char* name) -> Gauge& {
+    return metrics.AddGauge("flotilla_worker_backend", "1 for what the ranks compute on.",
+                            {{"backend", name}});
+  };
+  Gauge &cpus = add_backend("cpu"), &gpus = add_backend("cuda");
+  metrics.OnRender(
+      [=, &steps, &prefill, &decode, &compute, &lost, &weights, &buffers, &cpus, &gpus] {
+        cpus.Set(worker->on_cpus ? 1 : 0);
+        gpus.Set(worker->on_gpus ? 1 : 0);
+        const auto decoded = static_cast<double>(worker->decode_rows);
+        RaiseTo(steps, static_cast<double>(worker->steps));
+        RaiseTo(prefill, static_cast<double>(worker->rows) - decoded);
+        RaiseTo(decode, decoded);
+        RaiseTo(compute, Seconds(worker->compute_ns));
+        RaiseTo(lost, static_cast<double>(worker->epochs_lost));
+        weights.Set(static_cast<double>(worker->weight_bytes));
+        buffers.Set(static_cast<double>(worker->buffer_bytes));
+      });
 }
 
 void WatchGroup(Metrics& metrics, const GroupProbe* group, const Clock* clock) {

@@ -16,6 +16,7 @@
 #include "common/rt/load_progress.h"
 #include "common/types/plan.h"
 #include "worker/core/watch.h"
+#include "worker/exec/rank_device.h"
 
 namespace flotilla::worker {
 
@@ -28,7 +29,13 @@ struct WorkerProbe {
   std::atomic<std::uint64_t> epochs_lost{0};
   std::atomic<std::int64_t> weight_bytes{0};
   std::atomic<std::int64_t> buffer_bytes{0};
+  // What the ranks have loaded the model on; nothing before that.
+  std::atomic<bool> on_cpus{false}, on_gpus{false};
 
+  void OnLoaded(const RankDevice& device) {
+    on_cpus = device.on_cpus();
+    on_gpus = device.on_gpus();
+  }
   void OnStep(const StepTimings& timings) {
     ++steps;
     rows += timings.rows;

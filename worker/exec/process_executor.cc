@@ -304,6 +304,7 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
     probe_.weight_bytes = weights;
     probe_.buffer_bytes = buffers;
     LogDevice(device, *log_);
+    probe_.OnLoaded(device);
     log_->Info(
         "worker group ready",
         {{"epoch", last_epoch_.value()},

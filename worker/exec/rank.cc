@@ -220,7 +220,7 @@ absl::Status Rank::LoadBackend(const BackendOptions& options, absl::Span<const M
     const bool must = options_.device.kind == Kind::kCuda;
     if (!status.ok() && (must || !unusable)) return ForPeople(options_.device, status);
     absl::StatusOr<std::string> no_gpu = std::string();
-    if (!must) no_gpu = AgreeOnGpu(std::string(status.message()));
+    if (!must) no_gpu = AgreeOn(std::string(status.message()));
     if (!no_gpu.ok()) return no_gpu.status();
     if (no_gpu->empty()) return AgreeOnExchange();
     on_gpu_ = false;
@@ -230,7 +230,7 @@ absl::Status Rank::LoadBackend(const BackendOptions& options, absl::Span<const M
     backend_.reset();
     Begin(LoadPhase::kWeights);
   }
-  device_.name = absl::StrCat("CPU (", std::string(host_ops_.name), ")");
+  device_.name = absl::StrCat(RankDevice::kCpu, std::string(host_ops_.name), ")");
   return LoadOn(MakeCpuBackend(options), shards, number);
 }
 
@@ -242,8 +242,10 @@ absl::Status Rank::LoadOnGpu(const BackendOptions& options, absl::Span<const Mod
                                      if (options_.progress != nullptr) options_.progress->Move();
                                      options_.sleep ? options_.sleep(pause) : absl::SleepFor(pause);
                                    });
-  if (absl::IsResourceExhausted(device.status())) return device.status();
-  if (!device.ok()) return absl::FailedPreconditionError(device.status().message());
+  if (absl::IsUnavailable(device.status())) {  // that of a group means something else
+    return absl::FailedPreconditionError(device.status().message());
+  }
+  if (!device.ok()) return device.status();
   device_.name = (*device)->name();
   auto backend = std::make_unique<CudaBackend>(options, *std::move(device));
   cuda_ = backend.get();
@@ -262,11 +264,11 @@ absl::Status Rank::LoadOn(std::unique_ptr<Backend> backend, absl::Span<const Mod
   return decoder.status();
 }
 
-absl::StatusOr<std::string> Rank::AgreeOnGpu(const std::string& no_gpu) {
+absl::StatusOr<std::string> Rank::AgreeOn(const std::string& refusal) {
   Communicator* const ranks = links_.communicator;
-  if (ranks == nullptr) return no_gpu;
+  if (ranks == nullptr) return refusal;
   Begin(LoadPhase::kJoin);
-  ranks->SendMetadata({reinterpret_cast<const std::byte*>(no_gpu.data()), no_gpu.size()});
+  ranks->SendMetadata({reinterpret_cast<const std::byte*>(refusal.data()), refusal.size()});
   const absl::Span<const std::vector<std::byte>> all = ranks->TakeMetadata();
   if (ranks->aborted()) return absl::UnavailableError("another rank of the group has failed");
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -279,26 +281,29 @@ absl::StatusOr<std::string> Rank::AgreeOnGpu(const std::string& no_gpu) {
 }
 
 absl::Status Rank::AgreeOnExchange() {
+  cuda_is_proven_ = CudaIsProven(cuda_->device().capability());
   Communicator* const ranks = links_.communicator;
   if (ranks == nullptr || options_.shape.ranks() == 1) return absl::OkStatus();
   // What a rank says: its GPU, and NCCL's version and an id of a communicator, of which the first
-  // rank's counts; or why it has no NCCL.
+  // rank's counts; or why it has no NCCL; and whether GPUs like its own are proven.
   const auto nccl = options_.open_nccl ? options_.open_nccl() : OpenNccl();
   NcclApi::UniqueId id = {};
   std::string refusal(nccl.status().message());
-  if (nccl.ok() && (*nccl)->get_unique_id(&id) != NcclApi::kSuccess) {
+  // Whoever makes an id answers for it from then on, so only one rank does.
+  if (nccl.ok() && ranks->rank() == 0 && (*nccl)->get_unique_id(&id) != NcclApi::kSuccess) {
     refusal = "NCCL makes no id of a communicator";
   }
   const auto text = [](const std::string& value) { return absl::StrCat(value.size(), " ", value); };
-  const std::string said = absl::StrCat(text(cuda_->device().id()), text(refusal),
-                                        text(nccl.ok() ? (*nccl)->version : ""),
-                                        text(std::string(id.bytes, sizeof id.bytes)));
+  const std::string said = absl::StrCat(
+      text(cuda_->device().id()), text(refusal), text(nccl.ok() ? (*nccl)->version : ""),
+      text(std::string(id.bytes, sizeof id.bytes)), text(cuda_is_proven_ ? "proven" : ""));
   Begin(LoadPhase::kJoin);
   ranks->SendMetadata({reinterpret_cast<const std::byte*>(said.data()), said.size()});
-  std::vector<std::vector<std::string>> all;  // of each rank: GPU, refusal, version, id
+  // Of each rank: GPU, refusal, version, id, whether it is proven.
+  std::vector<std::vector<std::string>> all;
   for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
     absl::string_view left(reinterpret_cast<const char*>(other.data()), other.size());
-    std::vector<std::string>& texts = all.emplace_back(4);
+    std::vector<std::string>& texts = all.emplace_back(5);
     for (std::string& value : texts) {
       std::size_t size = 0;
       const std::size_t space = left.find(' ');
@@ -308,10 +313,9 @@ absl::Status Rank::AgreeOnExchange() {
     }
   }
   if (ranks->aborted()) return absl::UnavailableError("another rank of the group has failed");
-  // Every rank comes to the same. NCCL between stages has been tried by itself, and not yet under a
-  // whole model (docs/gpu.md).
+  // Every rank comes to the same.
+  for (const std::vector<std::string>& rank : all) cuda_is_proven_ &= !rank[4].empty();
   std::string why;
-  if (options_.shape.pipeline > 1) why = "pipeline stages exchange through the host";
   for (std::size_t rank = 0; rank < all.size() && why.empty(); ++rank) {
     for (std::size_t other = 0; other < rank && why.empty(); ++other) {
       if (all[other][0] != all[rank][0]) continue;
@@ -324,20 +328,28 @@ absl::Status Rank::AgreeOnExchange() {
       why = absl::StrCat("rank ", rank, " has NCCL ", all[rank][2], ", and rank 0 ", all[0][2]);
     }
   }
+  std::unique_ptr<NcclExchange> exchange;
+  if (why.empty()) {
+    all[0][3].copy(id.bytes, sizeof id.bytes);
+    exchange = std::make_unique<NcclExchange>(
+        NcclExchangeOptions{.api = *nccl,
+                            .shape = options_.shape,
+                            .rank = ranks->rank(),
+                            .ended = [ranks] { return ranks->aborted(); },
+                            .progress = options_.progress},
+        cuda_->device());
+    const absl::Status joined = exchange->Join(id);
+    if (ranks->aborted()) return absl::UnavailableError("another rank of the group has failed");
+    // An NCCL that fails on one rank serves none.
+    const auto failed = AgreeOn(std::string(joined.message()));
+    if (!failed.ok()) return failed.status();
+    why = *failed;
+  }
   device_.exchange = why.empty() ? absl::StrCat("nccl ", all[0][2]) : "host";
   device_.no_nccl = why;
   if (!why.empty()) return absl::OkStatus();
   uses_nccl_ = true;
-  all[0][3].copy(id.bytes, sizeof id.bytes);
-  auto exchange = std::make_unique<NcclExchange>(
-      NcclExchangeOptions{.api = *nccl,
-                          .shape = options_.shape,
-                          .rank = ranks->rank(),
-                          .ended = [ranks] { return ranks->aborted(); }},
-      cuda_->device());
-  NcclExchange& joined = *exchange;
-  const absl::Status status = cuda_->UseExchange(std::move(exchange));
-  return status.ok() ? joined.Join(id) : status;
+  return cuda_->UseExchange(std::move(exchange));
 }
 
 absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, const KvShape& all,
@@ -360,12 +372,16 @@ absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, const KvSh
   if (ranks->aborted()) return failed;
   std::uint32_t blocks[] = {backend_->DefaultBlockCount(own, all, one_sequence, sharers)};
   ranks->SendMetadata(bytes_of(blocks));
+  bool understood = true;
   for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
     std::uint32_t others = blocks[0];
-    if (other.size() == sizeof others) std::memcpy(&others, other.data(), sizeof others);
+    understood &= other.size() == sizeof others;
+    if (understood) std::memcpy(&others, other.data(), sizeof others);
     blocks[0] = std::min(blocks[0], others);
   }
   if (ranks->aborted()) return failed;
+  if (!understood)
+    return absl::InternalError("a rank has not said how many blocks it has room for");
   Begin(LoadPhase::kMemory);
   return blocks[0];
 }
@@ -413,7 +429,7 @@ void Rank::Describe() {
   // Versions before this one drew tokens from all entries of a row.
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
-  if (on_gpu_ && !kCudaIsProven) absl::StrAppend(&numerics, "|cuda-unproven");
+  if (on_gpu_ && !cuda_is_proven_) absl::StrAppend(&numerics, "|cuda-unproven");
   if (uses_nccl_ && !kNcclIsProven) absl::StrAppend(&numerics, "|nccl-unproven");
   description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
   description_.exactness = Exactness::kBitwise;

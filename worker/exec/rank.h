@@ -80,6 +80,9 @@ struct RankOptions {
   DeviceMaker make_device;
   // Opens NCCL, where every rank has a GPU of its own; null: OpenNccl.
   NcclOpener open_nccl;
+  // Ends the process, whose GPUs do no more work after an error of one; in it an executor would
+  // load the model again in vain. Null: executors load it again, as after other errors.
+  std::function<void(const std::string& why)> end_process;
   // Lets time pass while a GPU's memory comes free (MakeWithFreeMemory); null: absl::SleepFor.
   std::function<void(absl::Duration)> sleep;
 };
@@ -157,9 +160,9 @@ class Rank {
                          std::uint32_t number);
   absl::Status LoadOn(std::unique_ptr<Backend> backend, absl::Span<const ModelShard> shards,
                       std::uint32_t number);
-  // Tells the other ranks why this one does not compute on a GPU (empty: it does). Returns the
-  // reason of the first rank that has one. UNAVAILABLE: another rank has failed.
-  absl::StatusOr<std::string> AgreeOnGpu(const std::string& no_gpu);
+  // Tells the other ranks why this one does not take part in something (empty: it does). Returns
+  // the reason of the first rank that has one. UNAVAILABLE: another rank has failed.
+  absl::StatusOr<std::string> AgreeOn(const std::string& refusal);
   // Chooses with the other ranks, which all compute on GPUs, how these exchange activations: with
   // NCCL where every rank has a GPU of its own and can open the same version, else through the
   // host. UNAVAILABLE: another rank has failed; other errors: NCCL has.
@@ -184,7 +187,7 @@ class Rank {
   const RankLinks links_;
   const kernels::Ops& host_ops_;  // for full rows of logits
   RankDevice device_;
-  bool on_gpu_ = false, uses_nccl_ = false;
+  bool on_gpu_ = false, cuda_is_proven_ = true, uses_nccl_ = false;
   std::unique_ptr<Backend> backend_;
   CudaBackend* cuda_ = nullptr;                 // the backend, where LoadOnGpu has made it
   std::optional<Decoder> decoder_;              // set by Load, as the next

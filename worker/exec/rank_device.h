@@ -3,6 +3,9 @@
 
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "common/obs/log.h"
 
 namespace flotilla::worker {
@@ -13,6 +16,16 @@ struct RankDevice {
   // How several ranks on GPUs exchange activations: e.g. "nccl 2.28.9", or "host", and why that is
   // not NCCL.
   std::string exchange, no_nccl;
+
+  // What the name of a rank begins with that computes on a CPU.
+  static constexpr char kCpu[] = "CPU (";
+  bool on_cpus() const { return absl::StrContains(name, kCpu); }
+  bool on_gpus() const {
+    for (const absl::string_view one : absl::StrSplit(name, ", ", absl::SkipEmpty())) {
+      if (!absl::StartsWith(one, kCpu)) return true;
+    }
+    return false;
+  }
 
   // Makes this also what `other` is, with each name once.
   void Add(const RankDevice& other) {

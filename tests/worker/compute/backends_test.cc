@@ -303,8 +303,6 @@ BackendMaker Deferred(const Case& c) {
   return MakeDeferredBackends(c.seed, static_cast<std::uint32_t>(c.lag + 1));
 }
 
-BackendMaker SimulatedGpu(const Case& c) { return testing::MakeSimulatedGpus(c.seed); }
-
 // One rank of a group.
 class ScenarioRank {
  public:
@@ -469,10 +467,12 @@ TEST_P(BackendsTest, GiveTheSameBits) {
         SCOPED_TRACE(Describe(c));
         const GroupOutcome expected = RunGroup(c, {MakeCpuBackend});
         ExpectSameGroup(expected, RunGroup(c, {Deferred(c)}));
-        if (CudaBackend::CheckModel(model.spec).ok()) {
-          SCOPED_TRACE("simulated GPUs");
-          ExpectSameGroup(expected, RunGroup(c, {SimulatedGpu(c)}));
-          ExpectSameGroup(expected, RunGroup(c, {MakeCpuBackend, SimulatedGpu(c)}));
+        for (const testing::SimulatedGpus& gpus : testing::AllSimulatedGpus()) {
+          if (!CudaBackend::CheckModel(model.spec).ok()) break;
+          SCOPED_TRACE(gpus.name);
+          ExpectSameGroup(expected, RunGroup(c, {testing::MakeSimulatedGpus(gpus)}));
+          ExpectSameGroup(expected,
+                          RunGroup(c, {MakeCpuBackend, testing::MakeSimulatedGpus(gpus)}));
         }
         c.lag = shape.ranks() > 1 ? shape.pipeline : 3;
         ExpectSameGroup(expected, shape.ranks() > 1 ? RunGroup(c, {Deferred(c), MakeCpuBackend})

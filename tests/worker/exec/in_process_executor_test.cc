@@ -8,12 +8,15 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "common/types/digest.h"
+#include "tests/kernels/cuda/host_ops.h"
 #include "tests/support/deferred_backend.h"
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/compute/cpu/cpu_backend.h"
+#include "worker/device/simulated_device.h"
 
 namespace flotilla::worker {
 namespace {
@@ -140,10 +143,11 @@ class InProcessExecutorTest : public ::testing::TestWithParam<std::string> {
   // The options with the backend of this test.
   RankOptions WithBackend(RankOptions options) const {
     if (deferred()) options.make_backend = testing::MakeDeferredBackends(kSeed, 2, control_);
-    if (gpu()) {
-      options.make_backend = testing::MakeSimulatedGpus(
-          kSeed, GetParam() == "Gpu" ? testing::GpuMode::kQueues : testing::GpuMode::kFibers);
+    for (const testing::SimulatedGpus& gpus : testing::AllSimulatedGpus()) {
+      if (gpus.name == GetParam()) options.make_backend = testing::MakeSimulatedGpus(gpus);
     }
+    // A pool of the default size takes the simulated GPU's memory, which takes long to fill.
+    if (gpu() && options.kv_blocks == 0) options.kv_blocks = 64;
     return options;
   }
 
@@ -189,8 +193,10 @@ class InProcessExecutorTest : public ::testing::TestWithParam<std::string> {
 };
 
 std::vector<std::string> Backends() {
-  std::vector<std::string> backends = {"Cpu", "Deferred", "Gpu"};
-  if (testing::GpuModes().size() > 1) backends.push_back("GpuFibers");
+  std::vector<std::string> backends = {"Cpu", "Deferred"};
+  for (const testing::SimulatedGpus& gpus : testing::AllSimulatedGpus()) {
+    backends.push_back(gpus.name);
+  }
   return backends;
 }
 
@@ -354,6 +360,56 @@ TEST_P(InProcessExecutorTest, EveryBackendGeneratesTheSame) {
     EXPECT_TRUE(other.Execute(i == 0 ? sequence.Prefill() : sequence.Decode()).ok());
     EXPECT_EQ(recorder.WaitResult(i + 1).sequences[0].tokens[0].token, tokens[i]);
   }
+}
+
+// The GPUs of ranks that load themselves, and the devices that were made.
+RankOptions OnSimulatedGpus(std::vector<SimulatedDevice*>* devices) {
+  RankOptions options{.device = {.kind = DeviceChoice::Kind::kCuda}, .threads = 1, .kv_blocks = 64};
+  options.make_device = [devices](const DeviceChoice&,
+                                  int rank) -> absl::StatusOr<std::unique_ptr<Device>> {
+    static absl::Mutex mu;
+    auto device = std::make_unique<SimulatedDevice>(SimulatedDeviceOptions{
+        .seed = kSeed, .ops = &kernels::cuda::HostOps(), .id = absl::StrCat(rank)});
+    absl::MutexLock lock(&mu);
+    devices->push_back(device.get());
+    return device;
+  };
+  return options;
+}
+
+// In a process whose GPU has failed no GPU works again.
+TEST(GpuExecutor, AnErrorOfAGpuEndsTheProcess) {
+  const auto bytes = testing::TinyGguf();
+  const SteadyClock clock;
+  std::vector<SimulatedDevice*> devices;
+  RankOptions options = OnSimulatedGpus(&devices);
+  std::string why;
+  options.end_process = [&](const std::string& detail) { why = detail; };
+  Recorder recorder;
+  InProcessExecutor executor(*model::ParseCheckpoint(bytes), options, &clock);
+  ASSERT_TRUE(executor.Start(&recorder).ok());
+  recorder.WaitReady(Epoch{1});
+  ASSERT_EQ(devices.size(), 1u);
+  devices[0]->FailAfter(5);
+  ASSERT_TRUE(executor.Execute(OneSequence(Epoch{1}, kPrompt, 4).Prefill()).ok());
+  EXPECT_EQ(recorder.WaitLost(1).cause, Lost::Cause::kDied);
+  EXPECT_EQ(why, "the backend failed: the simulated GPU fails, as the test wants it");
+  executor.Stop();
+}
+
+// See LocalGroup.
+TEST(GpuExecutor, RanksOfOneProcessExchangeThroughTheHost) {
+  const auto bytes = testing::TinyGguf();
+  const SteadyClock clock;
+  std::vector<SimulatedDevice*> devices;
+  RankOptions options = OnSimulatedGpus(&devices);
+  options.shape = {.tensor = 2, .pipeline = 1};
+  Recorder recorder;
+  InProcessExecutor executor(*model::ParseCheckpoint(bytes), options, &clock);
+  ASSERT_TRUE(executor.Start(&recorder).ok());
+  EXPECT_EQ(executor.device().exchange, "host");
+  EXPECT_EQ(executor.device().no_nccl, "rank 0: the ranks share a process");
+  executor.Stop();
 }
 
 // A backend that has failed is not used again: the model is loaded anew, and the next epoch gives

@@ -36,7 +36,8 @@ constexpr std::int64_t kEnoughMemory = std::int64_t{1} << 30;
 
 // So many GPUs, all with so much memory.
 DeviceMaker Gpus(int count, std::int64_t memory_bytes = kEnoughMemory,
-                 std::shared_ptr<std::atomic<std::int64_t>> used_bytes = nullptr) {
+                 std::shared_ptr<std::atomic<std::int64_t>> used_bytes = nullptr,
+                 int capability = 90) {
   return
       [=](const DeviceChoice& choice, int local_rank) -> absl::StatusOr<std::unique_ptr<Device>> {
         if (choice.first_gpu >= count) {
@@ -48,6 +49,7 @@ DeviceMaker Gpus(int count, std::int64_t memory_bytes = kEnoughMemory,
         options.memory_bytes = memory_bytes;
         options.id = used_bytes != nullptr ? "one" : absl::StrCat(local_rank);
         options.used_bytes = used_bytes;
+        options.capability = capability;
         return std::make_unique<SimulatedDevice>(options);
       };
 }
@@ -121,7 +123,23 @@ TEST_F(RankDeviceTest, TheChoiceIsKeptWhereItCanBe) {
     ASSERT_TRUE(gpu.ok()) << gpu.status();
     EXPECT_EQ((*gpu)->device(), (RankDevice{.name = "simulated GPU"}));
     EXPECT_EQ((*gpu)->description().numerics_id == (*cpu)->description().numerics_id,
-              kCudaIsProven);
+              CudaIsProven(90));
+  }
+}
+
+// Kernels are compiled for each compute capability, and a report is about one.
+TEST_F(RankDeviceTest, GpusThatNoReportIsAboutHaveANumericsIdOfTheirOwn) {
+  const auto id_of = [](const auto& rank) { return (*rank)->description().numerics_id; };
+  const std::uint64_t cpu = id_of(Load(Kind::kCpu, nullptr));
+  const std::uint64_t unproven = id_of(Load(Kind::kCuda, Gpus(1, kEnoughMemory, nullptr, 80)));
+  EXPECT_NE(unproven, cpu);
+  // One such GPU makes a group unproven.
+  const Ranks ranks = LoadTwo(Kind::kCuda, [](const DeviceChoice& choice, int local_rank) {
+    return Gpus(2, kEnoughMemory, nullptr, local_rank == 0 ? 90 : 80)(choice, local_rank);
+  });
+  for (const auto& rank : ranks) {
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    EXPECT_EQ(id_of(rank), unproven);
   }
 }
 
@@ -230,6 +248,29 @@ TEST_F(RankDeviceTest, RanksWithGpusOfTheirOwnExchangeOverNcclAndOthersThroughTh
   EXPECT_EQ(ids[0] == ids[1], kNcclIsProven);
   EXPECT_EQ(ids[1], ids[2]);
   EXPECT_EQ(ids[1], ids[3]);
+}
+
+TEST_F(RankDeviceTest, AnNcclThatDoesNotWorkIsNotUsed) {
+  testing::FakeNccl nccl;
+  nccl.FailLater(0);
+  nccl.FailLater(1);
+  const Ranks ranks = LoadTwo(Kind::kAuto, Gpus(2), /*kv_blocks=*/8, &nccl);
+  for (const auto& rank : ranks) {
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    EXPECT_EQ((*rank)->device().exchange, "host");
+    EXPECT_EQ((*rank)->device().no_nccl,
+              "rank 0: NCCL failed in joining the ranks: remote process exited");
+  }
+}
+
+TEST_F(RankDeviceTest, AGpuThatDoesNotWorkIsNoCauseToBeSlow) {
+  for (const Kind kind : {Kind::kAuto, Kind::kCuda}) {
+    const absl::Status failed =
+        Load(kind, [](const DeviceChoice&, int) -> absl::StatusOr<std::unique_ptr<Device>> {
+          return absl::InternalError("cudaSetDevice: an ECC error");
+        }).status();
+    EXPECT_EQ(failed, absl::InternalError("cudaSetDevice: an ECC error"));
+  }
 }
 
 // The GPUs differ in their memory; the ranks take what the smaller one has room for.

@@ -72,9 +72,9 @@ CudaBackend::CudaBackend(const BackendOptions& options, std::unique_ptr<Device> 
 }
 
 CudaBackend::~CudaBackend() {
-  tiers_.reset();
-  // Nobody answers the work of steps that are not finished.
+  // Nobody answers the work of steps that are not finished, for which copies of tiers may wait.
   if (exchange_ != nullptr && (!failure_.ok() || !steps_.empty())) exchange_->Abort();
+  tiers_.reset();
   // What is enqueued reads memory that goes now.
   for (const Queue queue : {Queue::kCompute, Queue::kCopy}) {
     (void)device_->Synchronize(device_->Record(queue));
@@ -253,7 +253,10 @@ absl::Status CudaBackend::Load() {
     sums_ = Zeros(most_products_ * part);
   }
   if (absl::Status status = ReserveExchange(); !status.ok()) return status;
-  attention_ = Zeros(kMostSegments * attention_width_ * kFloat);
+  // At least what one row needs.
+  attention_segments_ = std::max<std::int64_t>(
+      kMostSegments, kernels::cuda::SegmentsOf(std::max(options_.max_positions, 1) - 1));
+  attention_ = Zeros(attention_segments_ * attention_width_ * kFloat);
   if (absl::Status status = MakeSteps(); !status.ok()) return status;
   if (!failure_.ok()) return failure_;
   absl::Status status = weights_.Load(pool_, options_.progress);
@@ -305,9 +308,16 @@ std::size_t CudaBackend::MostStepBytes() const {
 
 absl::Status CudaBackend::MakeSteps() {
   const std::size_t bytes = MostStepBytes();
+  std::size_t vectors = 0;  // of tokens, which lie in pinned memory, too
+  for (const EmbeddingSource& source : embeddings_) {
+    vectors = std::max(vectors, static_cast<std::size_t>(options_.max_rows) *
+                                    source.table->dims[0] * sizeof(float));
+  }
   for (int i = 0; i < options_.max_steps; ++i) {
     auto step = std::make_unique<Step>(*device_);
     if (absl::Status status = step->memory.Reserve(bytes); !status.ok()) return status;
+    absl::Status status = step->pinned.Reserve(bytes + vectors + Arena::kAlignment);
+    if (!status.ok()) return status;
     spare_steps_.push_back(std::move(step));
   }
   return absl::OkStatus();

@@ -4,7 +4,7 @@
 // Operations enqueue kernels (kernels/cuda/) on the device's queue for computing, for all rows of
 // the step at once, and return. What a step needs of the host lies in one block of pinned memory of
 // its own, and goes over in one copy. Only Finish waits; with several ranks also the operations
-// that exchange activations through the host (DeviceExchange).
+// that exchange activations or full rows of logits through the host (DeviceExchange, Exchange).
 //
 // It computes dense models of the Llama and Qwen3 kinds; docs/gpu.md lists what it lacks, which
 // Check, AddMatrix and CreateKv refuse by name. Token vectors are decoded on the host, from the
@@ -283,9 +283,10 @@ class CudaBackend final : public Backend {
   Device::Memory group_sums_;         // [scratch_rows_, widest_ / kSumSpan] fp32
   Device::Memory scales_;             // [scratch_rows_, most_splits_] fp32
   Device::Memory sums_;               // [products, max_rows, columns] fp32, with several ranks
-  Device::Memory attention_;          // [kMostSegments, attention_width_] fp32
-  Device::Memory head_input_;         // [kLogitRows, hidden] fp32
-  Device::Memory logits_;             // [kLogitRows, entries of the shard] fp32
+  std::int64_t attention_segments_ = 0;
+  Device::Memory attention_;   // [attention_segments_, attention_width_] fp32
+  Device::Memory head_input_;  // [kLogitRows, hidden] fp32
+  Device::Memory logits_;      // [kLogitRows, entries of the shard] fp32
   std::vector<std::vector<std::int32_t>> head_places_;  // that are on the device
   std::vector<Device::Memory> device_places_;
 

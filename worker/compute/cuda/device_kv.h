@@ -5,6 +5,7 @@
 // queue of copies, behind the events for which that queue waits.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,6 +37,11 @@ class DeviceKv final : public TieredBlocks {
 
   std::int64_t bytes_per_block() const override { return shape_.bytes_per_block(); }
   absl::StatusOr<std::byte*> Reserve(std::uint32_t blocks) override;
+  // 256 MiB: pinned memory is made page by page.
+  std::uint32_t blocks_at_a_time() const override {
+    return static_cast<std::uint32_t>(
+        std::max<std::int64_t>((std::int64_t{256} << 20) / shape_.bytes_per_block(), 1));
+  }
   absl::Status CopyOut(BlockId from, std::byte* to) override;
   absl::Status CopyIn(const std::byte* from, BlockId to) override;
 

@@ -56,15 +56,63 @@ NcclExchange::~NcclExchange() {
 // ---- The communicator.
 
 absl::Status NcclExchange::Join(const NcclApi::UniqueId& id) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failure_.ok()) return failure_;
+    ++under_way_;
+    join_end_ = absl::Now() + options_.call_limit;
+    NcclApi::Config config;
+    const int result = api_.comm_init_rank_config(&comm_, static_cast<int>(options_.shape.ranks()),
+                                                  id, static_cast<int>(options_.rank), &config);
+    Settle("joining the ranks", result);
+    status = failure_;
+  }
+  if (status.ok()) status = Try();
   absl::MutexLock lock(&mu_);
-  if (!failure_.ok()) return failure_;
-  ++under_way_;
-  NcclApi::Config config;
-  const int result = api_.comm_init_rank_config(&comm_, static_cast<int>(options_.shape.ranks()),
-                                                id, static_cast<int>(options_.rank), &config);
-  Settle("joining the ranks", result);
+  join_end_ = absl::InfiniteFuture();
   --under_way_;
-  return failure_;
+  // What NCCL says of a failure says more than what it did to the queue.
+  return failure_.ok() ? status : failure_;
+}
+
+absl::Status NcclExchange::Try() {
+  const std::uint32_t tensor = options_.shape.tensor, ranks = options_.shape.ranks();
+  const auto sent = device_.Allocate(sizeof(float));
+  const auto pinned = device_.AllocatePinned(Bytes(ranks + 1));
+  const auto received = device_.Allocate(Bytes(ranks));
+  for (const absl::Status& made : {sent.status(), pinned.status(), received.status()}) {
+    if (!made.ok()) return made;
+  }
+  auto* const host = pinned->as<float>();
+  host[ranks] = static_cast<float>(options_.rank);
+  device_.Upload(Queue::kCompute, sent->data(), host + ranks, sizeof(float));
+  device_.Fill(Queue::kCompute, received->data(), 0xFF, Bytes(ranks));
+  std::vector<Message> messages;
+  std::vector<std::uint32_t> senders;
+  const auto send = [&](std::uint32_t to) { messages.push_back({true, to, sent->as<float>(), 1}); };
+  const auto receive = [&](std::uint32_t from) {
+    messages.push_back({false, from, received->as<float>() + from, 1});
+    senders.push_back(from);
+  };
+  for (std::uint32_t t = 0; t < tensor; ++t) {
+    if (t == tensor_rank()) continue;
+    send(PeerOf(t));
+    receive(PeerOf(t));
+  }
+  if (options_.rank + tensor < ranks) send(options_.rank + tensor);
+  if (options_.rank >= tensor) receive(options_.rank - tensor);
+  absl::Status status = Move("trying the ways to other ranks", std::move(messages));
+  device_.Download(Queue::kCompute, host, received->data(), Bytes(ranks));
+  status.Update(device_.Synchronize(device_.Record(Queue::kCompute)));
+  status.Update(this->status());
+  if (!status.ok()) return status;
+  for (const std::uint32_t from : senders) {
+    if (host[from] == static_cast<float>(from)) continue;
+    return absl::InternalError(
+        absl::StrCat("NCCL has moved another number than rank ", from, " has sent"));
+  }
+  return absl::OkStatus();
 }
 
 void NcclExchange::AbortWith(const absl::Status& status) {
@@ -80,12 +128,19 @@ void NcclExchange::FailCall(std::string_view what, int result) {
   AbortWith(absl::InternalError(absl::StrCat("NCCL failed in ", std::string(what), ": ", why)));
 }
 
+absl::Status NcclExchange::TooLong(std::string_view what) const {
+  return absl::DeadlineExceededError(absl::StrCat("NCCL has not ended ", std::string(what),
+                                                  " within ",
+                                                  absl::FormatDuration(options_.call_limit)));
+}
+
 void NcclExchange::Look() {
   if (!failure_.ok()) return;
   if (options_.ended != nullptr && options_.ended()) {
     return AbortWith(absl::UnavailableError("another rank of the group has failed"));
   }
   if (comm_ == nullptr) return;
+  if (absl::Now() > join_end_) return AbortWith(TooLong("trying the ways to other ranks"));
   int state = NcclApi::kSuccess;
   int result = api_.comm_get_async_error(comm_, &state);
   if (result == NcclApi::kSuccess) result = state;
@@ -100,10 +155,9 @@ bool NcclExchange::Settle(std::string_view what, int result) {
     if (options_.ended != nullptr && options_.ended()) {
       AbortWith(absl::UnavailableError("another rank of the group has failed"));
     } else if (absl::Now() > end) {
-      AbortWith(absl::DeadlineExceededError(
-          absl::StrCat("NCCL has not ended ", std::string(what), " within ",
-                       absl::FormatDuration(options_.call_limit))));
+      AbortWith(TooLong(what));
     } else {
+      if (options_.progress != nullptr) options_.progress->Move();
       const auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !failure_.ok(); };
       if (mu_.AwaitWithTimeout(absl::Condition(&failed), kPoll)) break;
       int state = NcclApi::kSuccess;
@@ -123,6 +177,9 @@ void NcclExchange::Watch() {
     mu_.Await(absl::Condition(&wakes));
     if (stopped_) return;
     Look();
+    if (join_end_ != absl::InfiniteFuture() && options_.progress != nullptr) {
+      options_.progress->Move();
+    }
     (void)mu_.AwaitWithTimeout(absl::Condition(&stopped_), kLook);
   }
 }

@@ -13,10 +13,9 @@ using kernels::kSumSpan;
 using kernels::cuda::Ops;
 using Queue = Device::Queue;
 
-namespace {}  // namespace
-
 template <class Args>
 void CudaBackend::Run(int (*Ops::*op)(const Args&, kernels::cuda::Stream), const Args& args) {
+  if (!failure_.ok()) return;  // what it would read may not be there
   device_->Launch(Queue::kCompute, [op, args](const Ops& ops, kernels::cuda::Stream stream) {
     return (ops.*op)(args, stream);
   });
@@ -299,7 +298,7 @@ void CudaBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHa
   const std::vector<std::int32_t>& segments = step_->first_segments;
   for (int begin = 0; begin < rows(); begin += args.rows) {
     int end = begin + 1;
-    while (end < rows() && segments[end + 1] - segments[begin] <= kMostSegments) ++end;
+    while (end < rows() && segments[end + 1] - segments[begin] <= attention_segments_) ++end;
     args.first_row = begin;
     args.rows = end - begin;
     args.first_segment = segments[begin];

@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Create(const TierOptions& 
                                                              LoadProgress* progress) {
   auto store = std::unique_ptr<TierStore>(new TierStore(blocks));
   if (options.host_blocks > 0) {
-    if (absl::Status s = store->AddHost(options.host_blocks); !s.ok()) return s;
+    if (absl::Status s = store->AddHost(options.host_blocks, progress); !s.ok()) return s;
   }
   if (options.disk_blocks > 0) {
     const std::string directory = options.disk_directory.empty() ? "/tmp" : options.disk_directory;
@@ -40,10 +40,15 @@ TierStore::~TierStore() {
   if (disk_ >= 0) close(disk_);
 }
 
-absl::Status TierStore::AddHost(std::uint32_t blocks) {
-  const auto host = blocks_.Reserve(blocks);
-  if (!host.ok()) return host.status();
-  host_ = *host;
+absl::Status TierStore::AddHost(std::uint32_t blocks, LoadProgress* progress) {
+  piece_slots_ = std::min(blocks, blocks_.blocks_at_a_time());
+  for (std::uint32_t at = 0; at < blocks; at += piece_slots_) {
+    const auto piece = blocks_.Reserve(std::min(piece_slots_, blocks - at));
+    if (!piece.ok()) return piece.status();
+    host_.push_back(*piece);
+    if (progress != nullptr) progress->Move();
+    if (blocks - at <= piece_slots_) break;  // the sum may have no room in the number
+  }
   tiers_.push_back({.kind = KvTier::Kind::kHost, .block_count = blocks});
   return absl::OkStatus();
 }
@@ -140,7 +145,9 @@ absl::Status TierStore::Copy(const BackgroundCopy& copy) {
   const bool out = copy.kind == BackgroundCopy::Kind::kOut;
   const bool disk = tiers_[copy.tier].kind == KvTier::Kind::kDisk;
   for (const BackgroundCopy::Move& move : copy.moves) {
-    std::byte* const slot = disk ? staged_ : host_ + move.slot * blocks_.bytes_per_block();
+    std::byte* const slot = disk ? staged_
+                                 : host_[move.slot / piece_slots_] +
+                                       move.slot % piece_slots_ * blocks_.bytes_per_block();
     absl::Status status;
     if (disk && !out) status = MoveDisk(copy.kind, move.slot);
     if (status.ok()) {

@@ -31,9 +31,11 @@ class TieredBlocks {
  public:
   virtual ~TieredBlocks() = default;
   virtual std::int64_t bytes_per_block() const = 0;
-  // Memory of the host for so many blocks, which lives as long as this. RESOURCE_EXHAUSTED: there
-  // is not enough.
+  // Memory of the host for so many blocks, which lives as long as this; another one each time.
+  // RESOURCE_EXHAUSTED: there is not enough.
   virtual absl::StatusOr<std::byte*> Reserve(std::uint32_t blocks) = 0;
+  // How many of them it makes in a short time.
+  virtual std::uint32_t blocks_at_a_time() const { return ~0u; }
   // Copy one block to reserved memory, and back. They return when it is done.
   virtual absl::Status CopyOut(BlockId from, std::byte* to) = 0;
   virtual absl::Status CopyIn(const std::byte* from, BlockId to) = 0;
@@ -64,7 +66,7 @@ class TierStore {
 
  private:
   explicit TierStore(TieredBlocks& blocks) : blocks_(blocks) {}
-  absl::Status AddHost(std::uint32_t blocks);
+  absl::Status AddHost(std::uint32_t blocks, LoadProgress* progress);
   absl::Status AddDisk(std::uint32_t blocks, const std::string& directory, LoadProgress* progress);
   absl::Status Measure(const Clock& clock);
   void Loop();
@@ -80,7 +82,9 @@ class TierStore {
 
   TieredBlocks& blocks_;
   std::vector<KvTier> tiers_;
-  std::byte* host_ = nullptr;    // the slots of the host tier
+  // The slots of the host tier, in pieces of as many slots, of which the last may have fewer.
+  std::vector<std::byte*> host_;
+  std::uint32_t piece_slots_ = 1;
   std::byte* staged_ = nullptr;  // one block on its way to the file or back
   int disk_ = -1;
 

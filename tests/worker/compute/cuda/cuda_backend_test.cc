@@ -11,12 +11,15 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "model/checkpoint.h"
 #include "model/load_spec.h"
 #include "tests/kernels/cuda/host_ops.h"
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
 #include "tests/worker/compute/decoder_machine.h"
+#include "worker/compute/cpu/cpu_backend.h"
 #include "worker/device/simulated_device.h"
 
 namespace flotilla::worker {
@@ -68,6 +71,126 @@ TEST(CudaBackendTest, FibersGiveTheBitsOfTheCpu) {
   const TinyModel model({.head_dim = 16, .matrix_type = GgmlType::kQ4_1});
   ExpectTheBitsOfTheCpu(model, Recipe::kAccurate, kernels::KvFormat::kBf16, GpuMode::kFibers, 1,
                         20);
+}
+
+// ---- Steps that overlap each other, and copies of tiers beside them.
+
+// A backend and a decoder of the whole model, with a tier of 4 blocks.
+class Tiered {
+ public:
+  Tiered(const TinyModel& model, const BackendMaker& make)
+      : shard_(WholeModel(model.spec)),
+        backend_(make({.isa = kernels::DetectIsas().back(),
+                       .max_rows = 64,
+                       .max_positions = 128,
+                       .max_sequences = 4,
+                       .max_steps = 3,
+                       .clock = &clock_})),
+        decoder_(Decoder::Load(*model.file, model.spec, {&shard_, 1}, {}, 0, *backend_).value()) {
+    const KvShape shape = KvShapeOf(model.spec, kernels::KvFormat::kBf16, shard_.layers,
+                                    model.spec.attention().kv_heads);
+    const absl::Status made = backend_->CreateKv(shape, kBlocks, {.host_blocks = 4});
+    EXPECT_TRUE(made.ok()) << made;
+    StepInputs all;
+    for (std::uint32_t b = 0; b < kBlocks; ++b) all.granted.push_back(BlockId{b});
+    Start(std::move(all));
+    Finish();
+  }
+
+  void Start(StepInputs inputs) {
+    receivers_.emplace_back(std::make_unique<Rows>());
+    decoder_.Start(std::move(inputs), receivers_.back().get());
+  }
+  // Finishes all steps, and returns the rows of logits since the last call.
+  std::vector<std::vector<float>> Finish() {
+    std::vector<std::vector<float>> rows;
+    for (const std::unique_ptr<Rows>& receiver : receivers_) {
+      const auto partials = backend_->Finish();
+      EXPECT_TRUE(partials.ok()) << partials.status();
+      for (std::vector<float>& row : receiver->rows) rows.push_back(std::move(row));
+    }
+    receivers_.clear();
+    return rows;
+  }
+  void AwaitCopies(std::size_t count) {
+    for (std::size_t done = 0; done < count;) {
+      const auto ids = backend_->TakeCopiesDone(/*wait=*/true);
+      ASSERT_TRUE(ids.ok() && !ids->empty()) << ids.status();
+      done += ids->size();
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kBlocks = 8;
+  struct Rows final : RowReceiver {
+    void TakeRow(int request, absl::Span<const float> logits) override {
+      const absl::MutexLock lock(&mu);
+      if (rows.size() <= static_cast<std::size_t>(request)) rows.resize(request + 1ul);
+      rows[request].assign(logits.begin(), logits.end());
+    }
+    absl::Mutex mu;
+    std::vector<std::vector<float>> rows;
+  };
+
+  const SteadyClock clock_;
+  const ModelShard shard_;
+  const std::unique_ptr<Backend> backend_;
+  Decoder decoder_;
+  std::vector<std::unique_ptr<Rows>> receivers_;
+};
+
+// The next tokens of a sequence whose blocks are `table`; all logits of the last one are wanted.
+StepInputs NextTokens(int first, std::vector<TokenId> tokens, std::vector<std::int32_t> table) {
+  StepInputs inputs;
+  const absl::Span<const std::int32_t> tables[] = {table};
+  AddSequence(SequenceHandle{0}, first, tokens, tables, inputs);
+  inputs.requests = {{.row = static_cast<int>(tokens.size()) - 1, .full_row = true}};
+  return inputs;
+}
+
+// A prompt in block 1; while that is computed, a fork of it to block 2, which goes on and is copied
+// out in one step; block 2 is lost, and its content comes back as block 3, while the sequence in
+// block 1 goes on.
+std::vector<std::vector<float>> ForkAndSwap(Tiered& machine) {
+  using Kind = BackgroundCopy::Kind;
+  std::vector<std::vector<float>> logits;
+  const auto finish = [&] {
+    for (std::vector<float>& row : machine.Finish()) logits.push_back(std::move(row));
+  };
+  machine.Start(NextTokens(0, {5, 60, 7, 80, 9, 100, 11, 3, 4, 5}, {1}));
+  StepInputs fork = NextTokens(10, {12}, {1});
+  fork.copies = {{.from = BlockId{1}, .to = BlockId{2}}};
+  fork.background = {{.id = 1, .kind = Kind::kOut, .moves = {{BlockId{2}, 0}}}};
+  machine.Start(std::move(fork));
+  machine.Start(NextTokens(11, {13}, {1}));
+  // Only the thread of the tiers goes on with the queues now.
+  machine.AwaitCopies(1);
+  finish();
+  StepInputs back = NextTokens(12, {14}, {1});
+  back.granted = {BlockId{2}, BlockId{3}};
+  back.background = {{.id = 2, .kind = Kind::kIn, .moves = {{BlockId{3}, 0}}}};
+  machine.Start(std::move(back));
+  machine.Start(NextTokens(13, {15}, {1}));
+  finish();
+  machine.AwaitCopies(1);
+  machine.Start(NextTokens(10, {90}, {3}));
+  machine.Start(NextTokens(14, {16}, {1}));
+  machine.Start(NextTokens(11, {91}, {3}));
+  finish();
+  return logits;
+}
+
+TEST(CudaBackendTest, ForksAndSwapsBesideStepsInFlightGiveTheBitsOfTheCpu) {
+  const TinyModel model({.head_dim = 16, .matrix_type = GgmlType::kQ4_1});
+  Tiered cpu(model, MakeCpuBackend);
+  const std::vector<std::vector<float>> expected = ForkAndSwap(cpu);
+  ASSERT_EQ(expected.size(), 8u);
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Tiered gpu(model, testing::MakeSimulatedGpus(seed));
+    ExpectSameBits(expected, ForkAndSwap(gpu), "steps");
+    if (::testing::Test::HasFailure()) return;
+  }
 }
 
 // A device that fails, at load or in a step, gives an error and no answer.
