@@ -29,10 +29,19 @@ COLUMNS = ("kernel", "architecture", "registers", "shared bytes")
 
 # What a kernel, in all its instances, is made for.
 NEEDED = {
-    "MatMulI16Kernel": ("IMMA", "FFMA"),  # exact products on the tensor cores
-    "MatMulF32Kernel": ("FFMA",),
-    "SegmentKernel": ("FFMA",),
-    "RmsNormKernel": ("FFMA",),
+    "MatMulI16Kernel": ("IMMA", "FFMA", "PRMT"),  # exact products on the tensor cores
+    "MatMulF32Kernel": ("FFMA", "BAR"),
+    "SegmentKernel": ("FFMA", "SHFL", "BAR", "FMNMX"),
+    "MergeKernel": ("FFMA", "FMNMX"),
+    "RmsNormKernel": ("FFMA", "SHFL", "BAR"),
+    "QuantizeKernel": ("SHFL", "BAR", "MUFU"),  # an exact division begins with the approximate one
+    "RopeKernel": ("FFMA",),
+    "ActivateKernel": ("FFMA", "MUFU"),
+    "AddKernel": ("FADD",),
+    "StatsKernel": ("FFMA", "SHFL", "BAR", "FMNMX"),
+    "TopNKernel": ("SHFL", "BAR"),
+    "ArgMaxKernel": ("SHFL", "BAR"),
+    "GumbelKernel": ("FFMA", "SHFL", "BAR"),
 }
 # What no kernel has: memory of a thread, which is slow, and numbers of 64 bits.
 FORBIDDEN = ("LDL", "STL", "DADD", "DFMA", "DMUL")

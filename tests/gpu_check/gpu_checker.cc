@@ -37,7 +37,7 @@ constexpr std::string_view kHelp =
     "  gpu_checker ops                compares the ops\n"
     "  gpu_checker models             compares whole models, with weights that a seed makes\n"
     "  gpu_checker nccl               compares ranks that have a GPU each, and exchange over NCCL\n"
-    "  gpu_checker times              measures the ops, for information\n"
+    "  gpu_checker times              measures ops and steps, for information\n"
     "\n"
     "  --simulate    runs the kernels on the CPU, in place of a GPU\n"
     "  --seed N      chooses the cases (1 by default)\n"
@@ -183,17 +183,39 @@ nlohmann::json CheckNccl(const Flags& flags) {
   return result;
 }
 
+// Of a simulation only steps, for tests of the checker.
+nlohmann::json MeasureTimes(const Flags& flags, Gpu* gpu) {
+  nlohmann::json found = {{"times", nlohmann::json::array()}};
+  if (gpu != nullptr) found = MeasureOps(*gpu);
+  const auto steps = MeasureSteps(TargetOf(flags), flags.seed);
+  if (!steps.ok()) found["error"] = steps.status().ToString();
+  for (size_t i = 0; steps.ok() && i < steps->size(); ++i) {
+    const StepTime& step = (*steps)[i];
+    nlohmann::json row = {{"op", absl::StrCat("step, ", step.model)},
+                          {"shape", step.shape},
+                          {"microseconds", std::round(step.microseconds * 10) / 10}};
+    if (gpu != nullptr && step.bytes > 0) {
+      const double rate = static_cast<double>(step.bytes) / step.microseconds * 1e-3;  // GB/s
+      row["GB/s"] = std::round(rate * 10) / 10;
+      row["of copy"] = std::round(rate / found.value("copy, GB/s", 1.0) * 1000) / 1000;
+    }
+    found["times"].push_back(std::move(row));
+  }
+  found["passed"] = !found.contains("error");
+  return found;
+}
+
 // What the command finds, with "passed".
 nlohmann::json RunCommand(const Flags& flags, const Target& target, Gpu* gpu) {
   if (flags.command == "twins") return CheckTwins(flags, target);
   if (flags.command == "ops") return CheckOps(flags, target);
   if (flags.command == "models") return CheckModels(flags);
   if (flags.command == "nccl") return CheckNccl(flags);
-  if (gpu == nullptr) return {{"passed", true}};  // a simulation has neither
-  if (flags.command == "environment") return {{"passed", true}, {"gpu", gpu->Describe()}};
-  nlohmann::json found = MeasureOps(*gpu);
-  found["passed"] = !found.contains("error");
-  return found;
+  if (flags.command == "environment") {
+    if (gpu == nullptr) return {{"passed", true}};
+    return {{"passed", true}, {"gpu", gpu->Describe()}};
+  }
+  return MeasureTimes(flags, gpu);
 }
 
 int Main(int argc, char** argv) {

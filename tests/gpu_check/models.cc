@@ -515,6 +515,8 @@ class Rank {
         setup_.blocks, setup_.tiers);
   }
 
+  int64_t weight_bytes() const { return backend_->weight_bytes(); }
+
   // Runs a plan. `lag` steps are not finished when the next starts.
   absl::StatusOr<RankOutcome> Run(const Plan& plan, size_t lag) {
     RankOutcome outcome;
@@ -778,6 +780,20 @@ std::string Difference(std::string_view what, const std::vector<uint32_t>& expec
   return "";
 }
 
+// Makes backends on GPU number 0, or on simulated ones.
+BackendMaker GpusOf(ModelTarget target, uint64_t seed) {
+  if (target != ModelTarget::kGpu) {
+    return testing::MakeSimulatedGpus(seed, target == ModelTarget::kFibers
+                                                ? testing::GpuMode::kFibers
+                                                : testing::GpuMode::kQueues);
+  }
+  return [](const worker::BackendOptions& options) -> std::unique_ptr<worker::Backend> {
+    auto device = OpenDevice(0);
+    if (!device.ok()) return nullptr;
+    return std::make_unique<worker::CudaBackend>(options, *std::move(device));
+  };
+}
+
 // The check of one model. It stops at the first difference.
 class Check {
  public:
@@ -797,7 +813,7 @@ class Check {
     if (!Expect()) return result_;
     RunAlone();
     const auto batch = Batch(texts_, Wants::kMixed, seed_);
-    const BackendMaker cpu = worker::MakeCpuBackend, gpu = Gpus();
+    const BackendMaker cpu = worker::MakeCpuBackend, gpu = GpusOf(target_, seed_);
     Group("two ranks of a stage", {2, 1}, batch, {gpu});
     Group("two stages", {1, 2}, batch, {gpu});
     if (!case_.large) {
@@ -829,19 +845,6 @@ class Check {
     return setup_.tier_count() > 1 ? "swapped to host and disk" : "swapped to the host";
   }
 
-  BackendMaker Gpus() const {
-    if (target_ != ModelTarget::kGpu) {
-      return testing::MakeSimulatedGpus(seed_, target_ == ModelTarget::kFibers
-                                                   ? testing::GpuMode::kFibers
-                                                   : testing::GpuMode::kQueues);
-    }
-    return [](const worker::BackendOptions& options) -> std::unique_ptr<worker::Backend> {
-      auto device = OpenDevice(0);
-      if (!device.ok()) return nullptr;
-      return std::make_unique<worker::CudaBackend>(options, *std::move(device));
-    };
-  }
-
   // Computes what is right, on the CPU.
   bool Expect() {
     Begin();
@@ -857,7 +860,7 @@ class Check {
 
   void RunAlone() {
     Begin();
-    Machine machine(setup_, Gpus());
+    Machine machine(setup_, GpusOf(target_, seed_));
     const auto run = [&](std::string_view way, const Plan& plan, size_t lag) {
       if (!result_.passed) return;
       Compare(way, machine.Run(plan, lag));
@@ -1077,6 +1080,64 @@ std::vector<ModelCheck> ModelChecks(ModelTarget target, uint64_t seed, bool few,
                       }});
   }
   return checks;
+}
+
+absl::StatusOr<std::vector<StepTime>> MeasureSteps(ModelTarget target, uint64_t seed) {
+  constexpr int kSteps = 20;
+  std::vector<StepTime> times;
+  for (ModelCase& c : LargeModels(target, seed)) {
+    const Model model(c.options);
+    const model::ModelSpec& spec = model.spec;
+    // A prompt fills a step, and decodes see as many tokens.
+    const int context = std::min(512, c.tokens - 1), rows = std::max(context, kSequences);
+    const int blocks = context / kBlockTokens + 1;  // of a sequence
+    const Setup setup{.model_case = c,
+                      .model = model,
+                      .max_rows = rows,
+                      .blocks = static_cast<uint32_t>(1 + kSequences * blocks)};
+    const worker::ModelShard shard = worker::WholeModel(spec);
+    Rank rank(setup, {1, 1}, 0);
+    absl::Status loaded = rank.Load({&shard, 1}, nullptr, GpusOf(target, seed));
+    if (!loaded.ok()) return loaded;
+    // The next `count` tokens of so many sequences, of which the last one answers.
+    const auto step = [&](int sequences, int first, int count) {
+      PlannedStep planned;
+      for (int s = 0; s < sequences; ++s) {
+        std::vector<int32_t> table(blocks);
+        for (int i = 0; i < blocks; ++i) table[i] = 1 + s * blocks + i;
+        const absl::Span<const int32_t> tables[] = {table};
+        AddSequence(SequenceHandle(static_cast<uint32_t>(s)), first, std::vector<TokenId>(count, 7),
+                    tables, planned.inputs);
+        planned.inputs.requests.push_back(
+            {.row = planned.inputs.rows() - 1, .pick = RowRequest::Pick::kGreedy});
+      }
+      return planned;
+    };
+    const auto measure = [&](std::string shape, const PlannedStep& planned,
+                             int64_t bytes) -> absl::Status {
+      if (const auto once = rank.Run({planned}, 0); !once.ok()) return once.status();
+      const auto begin = std::chrono::steady_clock::now();
+      const auto all = rank.Run(Plan(kSteps, planned), 1);
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - begin;
+      if (all.ok()) times.push_back({c.name, std::move(shape), took.count() / kSteps, bytes});
+      return all.status();
+    };
+    const auto& attention = spec.attention();
+    const int64_t record = KvRecordBytes(c.format == KvFormat::kBf16 ? KvType::kBf16 : KvType::kF32,
+                                         static_cast<int>(c.options.head_dim));
+    const int64_t kv = record * context / kKvRecordTokens * attention.kv_heads *
+                       static_cast<int64_t>(spec.layers.size());
+    absl::Status status = measure(Cat("a prompt of ", context, " tokens"), step(1, 0, context), 0);
+    for (const int sequences : {1, kSequences}) {
+      if (!status.ok()) break;
+      status = measure(Cat(sequences, sequences == 1 ? " sequence" : " sequences", " behind ",
+                           context, " tokens"),
+                       step(sequences, context, 1), rank.weight_bytes() + sequences * kv);
+    }
+    if (!status.ok()) return status;
+  }
+  return times;
 }
 
 absl::StatusOr<NcclChecks> MakeNcclChecks(ModelTarget target, uint64_t seed,

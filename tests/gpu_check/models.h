@@ -31,6 +31,16 @@ struct ModelCheck {
 std::vector<ModelCheck> ModelChecks(ModelTarget target, uint64_t seed, bool few,
                                     std::string_view only);
 
+// What a step takes, on one GPU.
+struct StepTime {
+  std::string model, shape;
+  double microseconds = 0;
+  int64_t bytes = 0;  // that it reads at least: weights, K and V; 0: arithmetic takes longer
+};
+
+// Times of steps of the larger models.
+absl::StatusOr<std::vector<StepTime>> MeasureSteps(ModelTarget target, uint64_t seed);
+
 // The checks of ranks that have a GPU each and exchange over NCCL.
 struct NcclChecks {
   int gpus = 0;
