@@ -192,6 +192,12 @@ def test_a_gpu_that_is_not_there_is_told_in_one_line(role, words):
     assert lines[0].endswith("; --device cpu needs no GPU"), lines
 
 
+def test_the_program_needs_no_library_of_cuda():
+    listed = subprocess.run(["ldd", binary()], check=True, capture_output=True, text=True).stdout
+    assert "libc.so" in listed
+    assert not re.search(r"lib(cuda|nccl|cublas|nvidia)", listed), listed
+
+
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("role, words", [
     ("serve", "--http-port 0 --grpc-port 0"), ("worker", "--tp 2"),

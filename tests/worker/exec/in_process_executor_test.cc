@@ -397,6 +397,46 @@ TEST(GpuExecutor, AnErrorOfAGpuEndsTheProcess) {
   executor.Stop();
 }
 
+// No rank waits for the one whose GPU has failed, and what is loaded anew is right.
+TEST(GpuExecutor, NobodyWaitsForAGpuThatFailsInAStep) {
+  const auto bytes = testing::TinyGguf();
+  const SteadyClock clock;
+  std::vector<TokenId> expected;
+  for (const ParallelShape shape : {ParallelShape{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
+    for (const std::int64_t pieces : {1, 30, 75}) {
+      SCOPED_TRACE(absl::StrCat("tp ", shape.tensor, ", pp ", shape.pipeline, ", ", pieces));
+      std::vector<SimulatedDevice*> devices;
+      RankOptions options = OnSimulatedGpus(&devices);
+      options.shape = shape;
+      Recorder recorder;
+      InProcessExecutor executor(*model::ParseCheckpoint(bytes), options, &clock);
+      ASSERT_TRUE(executor.Start(&recorder).ok());
+      recorder.WaitReady(Epoch{1});
+      size_t results = 0;
+      const auto generate = [&](Epoch epoch, size_t losses) {
+        OneSequence sequence(epoch, kPrompt, 20);
+        std::vector<TokenId> tokens;
+        for (int i = 0; tokens.size() < 6; ++i) {
+          EXPECT_TRUE(executor.Execute(i == 0 ? sequence.Prefill() : sequence.Decode()).ok());
+          if (!recorder.ResultComesBeforeLoss(results + 1, losses + 1)) break;
+          const StepResult result = recorder.WaitResult(++results);
+          if (!result.sequences.empty()) tokens.push_back(result.sequences[0].tokens[0].token);
+        }
+        return tokens;
+      };
+      devices.back()->FailAfter(pieces);
+      EXPECT_LT(generate(Epoch{1}, 0).size(), 6u);
+      EXPECT_EQ(recorder.WaitLost(1).cause, Lost::Cause::kDied);
+      recorder.WaitReady(Epoch{2});
+      const std::vector<TokenId> tokens = generate(Epoch{2}, 1);
+      if (expected.empty()) expected = tokens;
+      EXPECT_EQ(tokens.size(), 6u);
+      EXPECT_EQ(tokens, expected);
+      executor.Stop();
+    }
+  }
+}
+
 // See LocalGroup.
 TEST(GpuExecutor, RanksOfOneProcessExchangeThroughTheHost) {
   const auto bytes = testing::TinyGguf();
