@@ -222,8 +222,9 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
   std::cout << absl::StrFormat("%s: %d matrices, %.3f bits per weight\n", flags.out,
                                report->matrices.size(), report->bits);
   for (const quantize::PerplexityReport& each : report->perplexities) {
-    std::cout << absl::StrFormat("%s: perplexity %.4f, before %.4f (%+.2f %%)\n", each.name,
-                                 each.after, each.before, each.change() * 100);
+    std::cout << absl::StrFormat("%s: perplexity %.4f, before %.4f (%+.2f %%); top-5 error %.4f\n",
+                                 each.name, each.after, each.before, each.change() * 100,
+                                 each.top5_error);
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,11 @@
 #include "quantize/layer_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <mutex>
+#include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "common/types/text.h"
@@ -139,41 +141,80 @@ class ObservedBackend final : public worker::CpuBackend {
 
 }  // namespace
 
-// Sums the logarithms of the probabilities of known tokens.
+// Scores the logits of each place by the token that follows.
 class LayerRunner::TokenScorer final : public worker::RowReceiver {
  public:
-  explicit TokenScorer(uint32_t tokens) : tokens_(tokens) {}
-
-  double sum = 0;
-  int64_t count = 0;
+  TokenScorer(uint32_t tokens, const std::vector<BestTokens>* reference)
+      : tokens_(tokens), reference_(reference) {}
 
   // Asks for the logits of `rows` tokens of the text from `begin` on, but for the last one of the
   // text.
   void Ask(absl::Span<const TokenId> text, size_t begin, size_t rows, worker::StepInputs& inputs) {
     next_.clear();
+    first_ = places_.size();
     for (size_t i = 0; i < rows && begin + i + 1 < text.size(); ++i) {
       worker::RowRequest& request = inputs.requests.emplace_back();
       request.row = static_cast<int32_t>(i);
       request.full_row = true;
       next_.push_back(text[begin + i + 1]);
     }
+    places_.resize(first_ + next_.size());
   }
 
+  // Rows come on several threads, each to a place of its own.
   void TakeRow(int request, absl::Span<const float> logits) override {
+    const auto index = static_cast<size_t>(request);
     const auto own = logits.subspan(0, tokens_);
     const double largest = *std::max_element(own.begin(), own.end());
     double total = 0;
-    for (const float logit : logits) total += std::exp(logit - largest);
-    const double score = logits[next_[static_cast<size_t>(request)]] - largest - std::log(total);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    sum += score;
-    ++count;
+    for (const float logit : own) total += std::exp(logit - largest);
+    const double scale = largest + std::log(total);
+    Place& place = places_[first_ + index];
+    place.next = logits[static_cast<size_t>(next_[index])] - scale;
+    std::array<TokenId, std::tuple_size_v<BestTokens>> best;
+    std::vector<TokenId> all(own.size());
+    std::iota(all.begin(), all.end(), TokenId{0});
+    std::partial_sort_copy(
+        all.begin(), all.end(), best.begin(), best.end(), [&](TokenId a, TokenId b) {
+          const float x = own[static_cast<size_t>(a)], y = own[static_cast<size_t>(b)];
+          return x != y ? x > y : a < b;
+        });
+    for (size_t i = 0; i < best.size(); ++i) {
+      place.best[i] = {best[i], own[static_cast<size_t>(best[i])] - scale};
+    }
+    if (reference_ == nullptr || first_ + index >= reference_->size()) return;
+    for (const auto& [token, logprob] : (*reference_)[first_ + index]) {
+      place.error += std::abs(own[static_cast<size_t>(token)] - scale - logprob);
+    }
   }
 
+  // Sums in the order of the texts, whatever order rows came in.
+  TextScores Scores() const {
+    TextScores scores;
+    double next = 0, error = 0;
+    for (const Place& place : places_) {
+      next += place.next;
+      error += place.error;
+      scores.best.push_back(place.best);
+    }
+    const auto count = static_cast<double>(places_.size());
+    scores.perplexity = std::exp(-next / count);
+    scores.top5_error = error / (count * static_cast<double>(std::tuple_size_v<BestTokens>));
+    return scores;
+  }
+  bool empty() const { return places_.empty(); }
+
  private:
+  struct Place {
+    double next = 0, error = 0;
+    BestTokens best;
+  };
+
   const uint32_t tokens_;
+  const std::vector<BestTokens>* const reference_;
+  std::vector<Place> places_;
+  size_t first_ = 0;           // of the step's places
   std::vector<TokenId> next_;  // of each request
-  std::mutex mutex_;
 };
 
 int64_t Stream::tokens() const {
@@ -196,13 +237,17 @@ absl::Status LayerRunner::Run(const model::Checkpoint& file, uint32_t layer, Str
   return RunLayer(file, layer, stream, observer, keep, nullptr);
 }
 
-absl::StatusOr<double> LayerRunner::Perplexity(const model::Checkpoint& file, Stream& stream) {
-  TokenScorer scorer(spec_.tokens);
+absl::StatusOr<TextScores> LayerRunner::Score(const model::Checkpoint& file, Stream& stream,
+                                              const std::vector<BestTokens>* reference) {
+  if (spec_.tokens < std::tuple_size_v<BestTokens>) {
+    return InvalidArgument("the vocabulary has fewer than five tokens");
+  }
+  TokenScorer scorer(spec_.tokens, reference);
   const absl::Status status = RunLayer(file, static_cast<uint32_t>(shards_.size()) - 1, stream,
                                        nullptr, /*keep=*/true, &scorer);
   if (!status.ok()) return status;
-  if (scorer.count == 0) return InvalidArgument("no text has two tokens");
-  return std::exp(-scorer.sum / static_cast<double>(scorer.count));
+  if (scorer.empty()) return InvalidArgument("no text has two tokens");
+  return scorer.Scores();
 }
 
 absl::Status LayerRunner::RunLayer(const model::Checkpoint& file, uint32_t layer, Stream& stream,

@@ -4,10 +4,12 @@
 // that the layer before has left for all tokens, and leaves its own. In the recipe fp32.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,6 +32,19 @@ struct Stream {
   int64_t tokens() const;
 };
 
+// Tokens and their log-probabilities, the most probable one first.
+using BestTokens = std::array<std::pair<TokenId, double>, 5>;
+
+// How well a model predicts texts.
+struct TextScores {
+  // Of each token but the first of a text, by those before it.
+  double perplexity = 0;
+  // The mean of |log-probability - the reference's|, over the five tokens that the reference takes
+  // for the most probable at each place; 0 without a reference.
+  double top5_error = 0;
+  std::vector<BestTokens> best;  // at each place, in order
+};
+
 // What a matrix multiplies, rows of `inputs` floats one every `stride`.
 using InputObserver = std::function<absl::Status(const std::string& matrix, const float* x,
                                                  int64_t rows, int64_t stride)>;
@@ -48,9 +63,11 @@ class LayerRunner {
   absl::Status Run(const model::Checkpoint& file, uint32_t layer, Stream& stream,
                    const InputObserver* observer, bool keep);
 
-  // Runs the last layer and the head. Returns the perplexity of the texts: that of each token but
-  // the first of a text, by those before it. INVALID_ARGUMENT: there is no such token.
-  absl::StatusOr<double> Perplexity(const model::Checkpoint& file, Stream& stream);
+  // Runs the last layer and the head. `reference`: what another model takes for the most probable
+  // at each place of the same texts; null: there is none. INVALID_ARGUMENT: no text has two tokens,
+  // or the vocabulary has fewer than five.
+  absl::StatusOr<TextScores> Score(const model::Checkpoint& file, Stream& stream,
+                                   const std::vector<BestTokens>* reference);
 
  private:
   class TokenScorer;

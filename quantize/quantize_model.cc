@@ -232,6 +232,15 @@ class Quantizer {
                        const std::map<std::string, std::vector<std::byte>>& changed) {
     const auto read = ReadCompressed(packed, Config());
     if (!read.ok()) return read.status();
+    absl::Status status;
+    std::vector<std::vector<BestTokens>> best(before_.size());
+    for (size_t i = 0; status.ok() && i < before_.size(); ++i) {
+      const auto scores = Evaluate(layer, before_[i], nullptr);
+      status = scores.status();
+      if (!status.ok()) break;
+      report_.perplexities[i].before = scores->perplexity;
+      best[i] = scores->best;
+    }
     std::vector<model::Tensor> old;
     const auto put = [&](const model::Tensor& tensor) {
       old.push_back(*overlay_->FindTensor(tensor.name));
@@ -243,29 +252,29 @@ class Quantizer {
       tensor.data = bytes;
       put(tensor);
     }
-    absl::Status status;
     // Nobody wants what calibration is behind the last layer.
-    if (job_.settings.calibrates() && layer + 1 < layers_) {
+    if (status.ok() && job_.settings.calibrates() && layer + 1 < layers_) {
       status = runner_.Run(*overlay_, layer, calibration_, nullptr, /*keep=*/true);
     }
     for (size_t i = 0; status.ok() && i < after_.size(); ++i) {
-      status = Evaluate(layer, after_[i], report_.perplexities[i].after);
+      const auto scores = Evaluate(layer, after_[i], &best[i]);
+      status = scores.status();
+      if (!status.ok()) break;
+      report_.perplexities[i].after = scores->perplexity;
+      report_.perplexities[i].top5_error = scores->top5_error;
     }
     for (const model::Tensor& tensor : old) overlay_->Put(tensor);
-    for (size_t i = 0; status.ok() && i < before_.size(); ++i) {
-      status = Evaluate(layer, before_[i], report_.perplexities[i].before);
-    }
     file_->ReleasePages();
     return status;
   }
 
-  // Runs the layer as it is now. The last layer gives the perplexity.
-  absl::Status Evaluate(uint32_t layer, Stream& stream, double& perplexity) {
-    if (layer + 1 < layers_) return runner_.Run(*overlay_, layer, stream, nullptr, /*keep=*/true);
-    const auto measured = runner_.Perplexity(*overlay_, stream);
-    if (!measured.ok()) return measured.status();
-    perplexity = *measured;
-    return absl::OkStatus();
+  // Runs the layer as it is now. The last layer gives scores.
+  absl::StatusOr<TextScores> Evaluate(uint32_t layer, Stream& stream,
+                                      const std::vector<BestTokens>* reference) {
+    if (layer + 1 == layers_) return runner_.Score(*overlay_, stream, reference);
+    const absl::Status status = runner_.Run(*overlay_, layer, stream, nullptr, /*keep=*/true);
+    if (!status.ok()) return status;
+    return TextScores();
   }
 
   void CountBits() {
@@ -365,7 +374,7 @@ class Quantizer {
                   {"perplexities", Json::array()},
                   {"matrices", Json::array()}};
     for (const PerplexityReport& each : report_.perplexities) {
-      state["perplexities"].push_back({each.before, each.after});
+      state["perplexities"].push_back({each.before, each.after, each.top5_error});
     }
     for (const MatrixReport& matrix : report_.matrices) {
       state["matrices"].push_back({matrix.name, matrix.rows, matrix.inputs, matrix.bits,
@@ -411,10 +420,11 @@ class Quantizer {
     const Json perplexities = list("perplexities");
     if (perplexities.size() != report_.perplexities.size()) return other();
     for (size_t i = 0; i < perplexities.size(); ++i) {
-      const Json& pair = perplexities[i];
-      if (!pair.is_array() || pair.size() != 2 || !AreNumbers(pair, 0)) return other();
-      report_.perplexities[i].before = pair[0];
-      report_.perplexities[i].after = pair[1];
+      const Json& numbers = perplexities[i];
+      if (!numbers.is_array() || numbers.size() != 3 || !AreNumbers(numbers, 0)) return other();
+      report_.perplexities[i].before = numbers[0];
+      report_.perplexities[i].after = numbers[1];
+      report_.perplexities[i].top5_error = numbers[2];
     }
     const Json matrices = list("matrices");
     for (const Json& row : matrices) {
@@ -491,11 +501,18 @@ std::string ReportText(const QuantizeJob& job, const QuantizeReport& report) {
                           : absl::StrFormat("groups of %d", settings.group),
       report.bits);
   if (!report.perplexities.empty()) {
-    text += "\n| text | perplexity before | after | change |\n|---|---|---|---|\n";
+    text +=
+        "\n| text | perplexity before | after | change | top-5 error |\n|---|---|---|---|---|\n";
   }
   for (const PerplexityReport& each : report.perplexities) {
-    absl::StrAppendFormat(&text, "| %s | %.4f | %.4f | %+.2f %% |\n", each.name, each.before,
-                          each.after, each.change() * 100);
+    absl::StrAppendFormat(&text, "| %s | %.4f | %.4f | %+.2f %% | %.4f |\n", each.name, each.before,
+                          each.after, each.change() * 100, each.top5_error);
+  }
+  if (!report.perplexities.empty()) {
+    text +=
+        "\nThe top-5 error is the mean change of log-probabilities: of the five tokens that are "
+        "the "
+        "most\nprobable ones before, at each place of the text.\n";
   }
   text +=
       "\nErrors are the squares of what changed in the outputs of a matrix, over those of the "

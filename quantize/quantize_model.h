@@ -39,6 +39,7 @@ struct PerplexityReport {
   std::string name;
   double before = 0;
   double after = 0;
+  double top5_error = 0;  // of the log-probabilities (TextScores)
 
   double change() const { return after / before - 1; }
 };

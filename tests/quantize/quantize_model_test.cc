@@ -117,6 +117,8 @@ TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
     for (const PerplexityReport& each : report->perplexities) {
       EXPECT_GT(each.before, 1);
       EXPECT_NEAR(each.change(), 0, settings.bits == 2 ? 0.5 : 0.1) << each.name;
+      EXPECT_GT(each.top5_error, 0) << each.name;
+      EXPECT_LT(each.top5_error, settings.bits == 2 ? 1 : 0.2) << each.name;
     }
     EXPECT_THAT(Files(job.to)["quantization.md"], HasSubstr("bits per weight"));
   }
