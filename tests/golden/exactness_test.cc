@@ -357,8 +357,8 @@ TEST_P(TinyExactnessTest, KernelsOfGpusOnFibers) {
   if (!testing::LongTests()) GTEST_SKIP() << "set FLOTILLA_LONG=1";
   if (GetParam().has_runs()) GTEST_SKIP() << "GPUs have no such K and V";
   for (worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
-    Exactness exactness(file_, recipe, GetParam(), RandomTokens(320), 4);
-    exactness.AddRequests(15, 65);
+    Exactness exactness(file_, recipe, GetParam(), RandomTokens(320), 10);
+    exactness.AddRequests(15, 129);
     exactness.SetExpected({.name = "alone", .order = Way::Order::kAlone});
     CheckGpus(exactness, testing::GpuMode::kFibers);
   }
