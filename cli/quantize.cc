@@ -24,6 +24,9 @@
 #include "model/checkpoint.h"
 #include "model/load_spec.h"
 #include "model/text/tokenizer.h"
+#include "quantize/evaluation.h"
+#include "quantize/gguf_types.h"
+#include "quantize/quantize_gguf.h"
 #include "quantize/quantize_model.h"
 #include "simulator/svg_plot.h"
 
@@ -40,10 +43,13 @@ Examples:
       --calibration train.txt
   Round to nearest, without a text:
     flotilla quantize --model SmolLM2 --out SmolLM2-8bit --method rtn --bits 8
+  A GGUF file in Q4_K of one in F32, F16 or BF16, without a text:
+    flotilla quantize --model SmolLM2.BF16.gguf --out SmolLM2.Q4_K.gguf --type q4_k
 
 The new folder has the layout "pack-quantized" of compressed-tensors, which flotilla, vLLM and
 transformers read, a page quantization.md that says what each matrix has lost, and a plot of it. A run that was
-interrupted goes on with --resume.)";
+interrupted goes on with --resume. A GGUF file is one that llama.cpp reads, too; the page of
+OUT.gguf is OUT.gguf.md.)";
 
 // Tokens of one text of the calibration or evaluation.
 constexpr size_t kTextTokens = 2048;
@@ -106,16 +112,132 @@ std::string DrawErrors(const quantize::QuantizeReport& report, const std::string
   return simulator::DrawGrid("Output errors of the matrices", panels, 2);
 }
 
+// The page of a model, beside it or in its folder.
+absl::Status WritePage(const std::filesystem::path& path, const std::string& text) {
+  const std::string folder = path.parent_path().string();
+  return WriteTextFile(folder.empty() ? "." : folder, path.filename().string(), text);
+}
+
+void Say(const quantize::PerplexityReport& each) {
+  std::cout << absl::StrFormat("%s: perplexity %.4f, before %.4f (%+.2f %%); top-5 error %.4f\n",
+                               each.name, each.after, each.before, each.change() * 100,
+                               each.top5_error);
+}
+
+// What the texts of the flags have been read to.
+struct Texts {
+  std::vector<std::vector<TokenId>> calibration;
+  std::vector<quantize::Evaluation> evaluations;
+};
+
+absl::StatusOr<Texts> ReadAllTexts(const QuantizeFlags& flags, const model::Checkpoint& file) {
+  Texts texts;
+  const auto spec = model::LoadSpec(file);
+  if (!spec.ok()) return spec.status();
+  const auto bundle = file.ReadTokenizer();
+  if (!bundle.ok()) return bundle.status();
+  const auto tokenizer = model::Tokenizer::Create(*bundle);
+  if (!tokenizer.ok()) return tokenizer.status();
+  const auto read = [&](const std::string& path, std::int64_t most) {
+    return ReadTexts(path, *tokenizer, most, spec->context_length);
+  };
+  auto calibration = read(flags.calibration, flags.calibration_tokens);
+  if (!calibration.ok()) return calibration.status();
+  texts.calibration = *std::move(calibration);
+  for (const std::string& path : flags.evaluation) {
+    auto evaluation = read(path, flags.evaluation_tokens);
+    if (!evaluation.ok()) return evaluation.status();
+    texts.evaluations.push_back(
+        {.name = std::filesystem::path(path).filename(), .texts = *std::move(evaluation)});
+  }
+  return texts;
+}
+
+int ThreadsOf(const QuantizeFlags& flags) {
+  return flags.threads > 0 ? static_cast<int>(flags.threads) : AvailableCpus();
+}
+
+// The type says all of a GGUF file, so flags of the methods have nothing to say.
+absl::Status CheckFlagsOfType(const QuantizeFlags& flags) {
+  if (flags.given.contains("--method") && flags.method != "rtn") {
+    return absl::InvalidArgumentError(absl::StrCat("--method ", flags.method,
+                                                   " does not go with --type: a GGUF file is made "
+                                                   "without calibration, by --method rtn"));
+  }
+  for (const char* flag : {"--bits", "--group-size", "--zeros", "--calibration",
+                           "--calibration-tokens", "--damp", "--order", "--resume"}) {
+    if (!flags.given.contains(flag)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(flag, " does not go with --type: --type ",
+                                                   flags.type, " says how weights are stored"));
+  }
+  return absl::OkStatus();
+}
+
+// Makes a GGUF file.
+absl::Status RunQuantizeGguf(const QuantizeFlags& flags) {
+  const auto target = quantize::FindGgufTarget(flags.type);
+  if (!target.ok()) return target.status();
+  const absl::Status checked = CheckFlagsOfType(flags);
+  if (!checked.ok()) return checked;
+  const quantize::GgufJob job{
+      .from = flags.model, .to = flags.out, .target = *target, .threads = ThreadsOf(flags)};
+  const auto file = model::OpenCheckpoint(flags.model);
+  if (!file.ok()) return file.status();
+  std::vector<quantize::Evaluation> evaluations;
+  if (!flags.evaluation.empty()) {
+    auto texts = ReadAllTexts(flags, **file);
+    if (!texts.ok()) return texts.status();
+    evaluations = std::move(texts->evaluations);
+  }
+  const SteadyClock clock;
+  std::optional<ProgressLine> progress(std::in_place, &clock, "quantising", "weights");
+  auto report = quantize::QuantizeGguf(
+      job, **file, [&](std::uint64_t done, std::uint64_t all) { progress->Update(done, all); });
+  if (!report.ok()) return report.status();
+  if (!evaluations.empty()) {
+    const auto made = model::OpenCheckpoint(flags.out);
+    if (!made.ok()) return made.status();
+    progress.emplace(&clock, "evaluating", "layers");
+    auto perplexities = quantize::Evaluate(
+        **file, **made, evaluations, kernels::DetectIsas().back(), job.threads, clock,
+        [&](std::uint32_t done, std::uint32_t layers) { progress->Update(done, layers); });
+    if (!perplexities.ok()) return perplexities.status();
+    report->perplexities = *std::move(perplexities);
+  }
+  progress.reset();
+  const absl::Status written = WritePage(flags.out + ".md", quantize::ReportText(job, *report));
+  if (!written.ok()) return written;
+  std::cout << absl::StrFormat(
+      "%s: %d matrices, %.3f bits per weight; %.3f of the file, which has %d bytes\n", flags.out,
+      std::ranges::count_if(report->tensors, &quantize::GgufTensorReport::quantized),
+      report->matrix_bits(), report->file_bits(), report->bytes);
+  for (const quantize::PerplexityReport& each : report->perplexities) Say(each);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
   const auto between = [](double low, double high) {
     return CLI::Range(low, high).description("");
   };
-  app.add_option("--model", flags->model, "The Hugging Face folder of the model.")
+  app.add_option("--model", flags->model,
+                 "The Hugging Face folder of the model; with --type its GGUF file.")
       ->required()
       ->type_name("PATH");
-  app.add_option("--out", flags->out, "The folder that is made.")->required()->type_name("PATH");
+  app.add_option("--out", flags->out, "The folder that is made; with --type the GGUF file.")
+      ->required()
+      ->type_name("PATH");
+  std::vector<std::string> types;
+  for (const quantize::GgufTarget& target : quantize::GgufTargets()) {
+    types.emplace_back(target.name);
+  }
+  app.add_option("--type", flags->type,
+                 "A GGUF file is made of a GGUF file in F32, F16 or BF16, and the matrices of its "
+                 "layers get this type. The output matrix gets Q6_K, or Q8_0 with q8_0. Rows that "
+                 "are no whole blocks of a type get the one that llama.cpp takes.")
+      ->type_name(absl::StrJoin(types, "|"))
+      ->check(CLI::IsMember(types).description(""));
   app.add_option("--method", flags->method,
                  "How weights become integers: gptq makes good for what rounding does to the "
                  "outputs, awq gives weights of large inputs more precision, and rtn takes the "
@@ -160,50 +282,41 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
       ->check(between(0, 1024));
   app.add_flag("--resume", flags->resume, "The run goes on where an earlier one has ended.");
   app.footer(kExamples);
+  app.parse_complete_callback([&app, flags] {
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->count() > 0) flags->given.insert(option->get_name());
+    }
+  });
 }
 
 absl::Status RunQuantize(const QuantizeFlags& flags) {
   using quantize::Method;
-  quantize::QuantizeJob job{
-      .from = flags.model,
-      .to = flags.out,
-      .settings = {.method = flags.method == "gptq"  ? Method::kGptq
-                             : flags.method == "awq" ? Method::kAwq
-                                                     : Method::kRtn,
-                   .bits = static_cast<int>(flags.bits),
-                   .symmetric = !flags.zeros,
-                   .group = flags.group_size,
-                   .damp = flags.damp,
-                   .by_importance = flags.order == "importance"},
-      .calibration = {},
-      .evaluations = {},
-      .resume = flags.resume,
-      .threads = flags.threads > 0 ? static_cast<int>(flags.threads) : AvailableCpus(),
-      .isa = kernels::DetectIsas().back()};
+  if (!flags.type.empty()) return RunQuantizeGguf(flags);
+  quantize::QuantizeJob job{.from = flags.model,
+                            .to = flags.out,
+                            .settings = {.method = flags.method == "gptq"  ? Method::kGptq
+                                                   : flags.method == "awq" ? Method::kAwq
+                                                                           : Method::kRtn,
+                                         .bits = static_cast<int>(flags.bits),
+                                         .symmetric = !flags.zeros,
+                                         .group = flags.group_size,
+                                         .damp = flags.damp,
+                                         .by_importance = flags.order == "importance"},
+                            .calibration = {},
+                            .evaluations = {},
+                            .resume = flags.resume,
+                            .threads = ThreadsOf(flags),
+                            .isa = kernels::DetectIsas().back()};
   if (job.settings.calibrates() && flags.calibration.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--method ", flags.method, " needs --calibration, a text file; --method rtn needs none"));
   }
   const auto file = model::OpenCheckpoint(flags.model);
   if (!file.ok()) return file.status();
-  const auto spec = model::LoadSpec(**file);
-  if (!spec.ok()) return spec.status();
-  const auto bundle = (*file)->ReadTokenizer();
-  if (!bundle.ok()) return bundle.status();
-  const auto tokenizer = model::Tokenizer::Create(*bundle);
-  if (!tokenizer.ok()) return tokenizer.status();
-  const auto read = [&](const std::string& path, std::int64_t most) {
-    return ReadTexts(path, *tokenizer, most, spec->context_length);
-  };
-  auto calibration = read(flags.calibration, flags.calibration_tokens);
-  if (!calibration.ok()) return calibration.status();
-  if (job.settings.calibrates()) job.calibration = *std::move(calibration);
-  for (const std::string& path : flags.evaluation) {
-    auto texts = read(path, flags.evaluation_tokens);
-    if (!texts.ok()) return texts.status();
-    job.evaluations.push_back(
-        {.name = std::filesystem::path(path).filename(), .texts = *std::move(texts)});
-  }
+  auto texts = ReadAllTexts(flags, **file);
+  if (!texts.ok()) return texts.status();
+  if (job.settings.calibrates()) job.calibration = std::move(texts->calibration);
+  job.evaluations = std::move(texts->evaluations);
 
   const SteadyClock clock;
   ProgressLine progress(&clock, "quantising", "layers");
@@ -221,11 +334,7 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
   }
   std::cout << absl::StrFormat("%s: %d matrices, %.3f bits per weight\n", flags.out,
                                report->matrices.size(), report->bits);
-  for (const quantize::PerplexityReport& each : report->perplexities) {
-    std::cout << absl::StrFormat("%s: perplexity %.4f, before %.4f (%+.2f %%); top-5 error %.4f\n",
-                                 each.name, each.after, each.before, each.change() * 100,
-                                 each.top5_error);
-  }
+  for (const quantize::PerplexityReport& each : report->perplexities) Say(each);
   return absl::OkStatus();
 }
 

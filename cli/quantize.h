@@ -1,7 +1,9 @@
-// `flotilla quantize`: makes a quantised model folder of one in float32, float16 or bfloat16.
+// `flotilla quantize`: makes a quantised model folder of one in float32, float16 or bfloat16, and
+// with --type a GGUF file of one.
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@ namespace flotilla::cli {
 struct QuantizeFlags {
   std::string model;
   std::string out;
+  std::string type;  // of a GGUF file; empty: a folder is made
   std::string method = "gptq";
   std::int64_t bits = 4;
   std::int64_t group_size = 128;
@@ -28,6 +31,8 @@ struct QuantizeFlags {
   std::string order = "importance";
   std::int64_t threads = 0;
   bool resume = false;
+  // The names of those that the command line has, such as "--bits".
+  std::set<std::string> given;
 };
 
 // Adds every flag and the examples to `app`. Parsing fills `flags`, which outlives `app`.

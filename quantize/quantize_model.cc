@@ -21,6 +21,7 @@
 #include "model/quantize_at_load.h"
 #include "model/tensor_table.h"
 #include "quantize/compressed_tensors.h"
+#include "quantize/layer_runner.h"
 #include "worker/compute/host/thread_pool.h"
 
 namespace flotilla::quantize {
@@ -117,7 +118,8 @@ class Quantizer {
   // Sorts the tensors by layer, and makes the folder.
   absl::Status Prepare() {
     if (file_->naming() != model::Naming::kHuggingFace) {
-      return InvalidArgument(job_.from, " is no Hugging Face folder");
+      return InvalidArgument(job_.from, " is no Hugging Face folder. --type makes a GGUF file of ",
+                             "a GGUF file");
     }
     if (!file_->skipped_tensors().empty()) {
       return Unimplemented("models with parts for other input than text cannot be quantised yet");
@@ -500,20 +502,7 @@ std::string ReportText(const QuantizeJob& job, const QuantizeReport& report) {
       settings.group == 0 ? "a scale for each row"
                           : absl::StrFormat("groups of %d", settings.group),
       report.bits);
-  if (!report.perplexities.empty()) {
-    text +=
-        "\n| text | perplexity before | after | change | top-5 error |\n|---|---|---|---|---|\n";
-  }
-  for (const PerplexityReport& each : report.perplexities) {
-    absl::StrAppendFormat(&text, "| %s | %.4f | %.4f | %+.2f %% | %.4f |\n", each.name, each.before,
-                          each.after, each.change() * 100, each.top5_error);
-  }
-  if (!report.perplexities.empty()) {
-    text +=
-        "\nThe top-5 error is the mean change of log-probabilities: of the five tokens that are "
-        "the "
-        "most\nprobable ones before, at each place of the text.\n";
-  }
+  text += PerplexityText(report.perplexities);
   text +=
       "\nErrors are the squares of what changed in the outputs of a matrix, over those of the "
       "outputs, with\nthe inputs of the calibration.\n\n| matrix | bits per weight | error | "

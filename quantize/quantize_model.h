@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,16 +12,10 @@
 #include "common/rt/clock.h"
 #include "kernels/ops.h"
 #include "model/checkpoint.h"
+#include "quantize/evaluation.h"
 #include "quantize/layer_quantizer.h"
-#include "quantize/layer_runner.h"
 
 namespace flotilla::quantize {
-
-// Texts to measure the perplexity of.
-struct Evaluation {
-  std::string name;
-  std::vector<std::vector<TokenId>> texts;  // at least one, of two tokens
-};
 
 struct QuantizeJob {
   std::string from;  // the folder; a model in float32, float16 or bfloat16
@@ -35,23 +28,11 @@ struct QuantizeJob {
   kernels::Isa isa = kernels::Isa::kReference;
 };
 
-struct PerplexityReport {
-  std::string name;
-  double before = 0;
-  double after = 0;
-  double top5_error = 0;  // of the log-probabilities (TextScores)
-
-  double change() const { return after / before - 1; }
-};
-
 struct QuantizeReport {
   std::vector<MatrixReport> matrices;          // in the order of the layers
   double bits = 0;                             // per weight of the matrices
   std::vector<PerplexityReport> perplexities;  // of the evaluations
 };
-
-// Called after each layer, of `layers`.
-using LayerDone = std::function<void(uint32_t done, uint32_t layers)>;
 
 // `to` is a model when this returns: until then its config.json is missing, and each layer's file
 // is whole or not there. The result depends on the job and not on threads or the instruction path.

@@ -114,7 +114,8 @@ NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec
                "kernels/cuda": "flotilla::kernels::cuda", "gpu_check": "flotilla::kernels::cuda"}
 
 # Folders behind a door: what the files that begin so may include. Everyone else uses the door.
-HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "tests/model/", "tests/fuzz/"),
+HIDDEN = {"model/gguf/": ("model/gguf/", "model/checkpoint.cc", "quantize/", "tests/model/", "tests/quantize/",
+                          "tests/fuzz/"),
           "model/huggingface/": ("model/huggingface/", "model/checkpoint.cc", "quantize/", "tests/model/",
                                  "tests/quantize/", "tests/fuzz/"),
           "worker/compute/cpu/": ("worker/compute/cpu/", "worker/exec/rank.cc", "quantize/", "tests/golden/",

@@ -2,6 +2,7 @@
 // tests/quantize/.
 #include "cli/quantize.h"
 
+#include <CLI/CLI.hpp>
 #include <cstddef>
 #include <fstream>
 #include <iterator>
@@ -67,6 +68,79 @@ TEST_F(QuantizeTest, SaysWhatIsMissing) {
   EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("empty has no text"));
   testing::WriteFile(scratch_.path() + "/empty", "\xFF");
   EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("empty: "));
+}
+
+class QuantizeGgufTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::WriteTinyGguf(flags_.model, {.hidden = 256, .matrix_type = model::GgmlType::kBF16});
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += "number " + std::to_string(i * i) + " ";
+    testing::WriteFile(flags_.evaluation[0], text);
+  }
+
+  // The flags of a command line.
+  QuantizeFlags Parse(const std::string& words) const {
+    CLI::App app;
+    QuantizeFlags flags;
+    AddQuantizeFlags(app, &flags);
+    app.parse("--model " + flags_.model + " --out " + flags_.out + " " + words);
+    return flags;
+  }
+
+  const testing::ScratchDirectory scratch_;
+  QuantizeFlags flags_{.model = scratch_.path() + "/in.gguf",
+                       .out = scratch_.path() + "/out.gguf",
+                       .type = "q4_k",
+                       .evaluation = {scratch_.path() + "/text"},
+                       .evaluation_tokens = 50,
+                       .threads = 1};
+};
+
+TEST_F(QuantizeGgufTest, MakesAFileAndAPage) {
+  // The token vectors are quantised already, so this model is refused first.
+  EXPECT_THAT(
+      RunQuantize(flags_).message(),
+      HasSubstr("in.gguf: tensor token_embd.weight is Q8_0: the model is quantised already"));
+  testing::WriteTinyGguf(flags_.model, {.hidden = 256,
+                                        .matrix_type = model::GgmlType::kBF16,
+                                        .embedding_type = model::GgmlType::kBF16});
+  ::testing::internal::CaptureStdout();
+  const absl::Status status = RunQuantize(flags_);
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(said, HasSubstr("out.gguf: 15 matrices, "));
+  EXPECT_THAT(said, HasSubstr("\ntext: perplexity "));
+  EXPECT_TRUE(model::OpenCheckpoint(flags_.out).ok());
+  std::ifstream page(flags_.out + ".md");
+  const std::string text{std::istreambuf_iterator<char>(page), {}};
+  EXPECT_THAT(text, HasSubstr("| `token_embd.weight` | BF16 | Q6_K | "));
+  EXPECT_THAT(text, HasSubstr("| text | "));
+  EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("out.gguf exists"));
+}
+
+TEST_F(QuantizeGgufTest, FlagsThatDoNotGoWithTheTypeAreNamed) {
+  EXPECT_THAT(RunQuantize(Parse("--type q4_k --method gptq")).message(),
+              HasSubstr("--method gptq does not go with --type: a GGUF file is made without "
+                        "calibration, by --method rtn"));
+  EXPECT_THAT(RunQuantize(Parse("--type q4_k --method awq")).message(), HasSubstr("--method awq"));
+  for (const std::string flag : {"--bits 4", "--group-size 128", "--zeros", "--calibration x",
+                                 "--damp 0.01", "--order natural", "--resume"}) {
+    EXPECT_THAT(RunQuantize(Parse("--type q6_k " + flag)).message(),
+                HasSubstr(flag.substr(0, flag.find(' ')) +
+                          " does not go with --type: --type q6_k says how weights are stored"));
+  }
+  // Those that do go on to the file.
+  EXPECT_THAT(RunQuantize(Parse("--type q6_k --method rtn --threads 1")).message(),
+              HasSubstr("quantised already"));
+  EXPECT_THROW(Parse("--type q3_k"), CLI::ValidationError);
+  flags_.evaluation.clear();
+  flags_.model = scratch_.path() + "/folder";
+  const std::vector<std::byte> gguf = testing::TinyGguf();
+  testing::WriteLlamaFolder(**model::ParseCheckpoint(gguf), flags_.model);
+  EXPECT_THAT(
+      RunQuantize(flags_).message(),
+      HasSubstr("folder is a Hugging Face folder. --type makes a GGUF file of a GGUF file"));
 }
 
 }  // namespace

@@ -43,7 +43,9 @@ def say(*words, seconds=60):
      "flotilla serve: --http-port must be a number from 0 to 65535, not 'abc'"),
     ("simulate --seed abc",
      "flotilla simulate: --seed must be a number from 0 to 9000000000000000, not 'abc'"),
-    ("top --interval", "flotilla top: --interval needs a number")])
+    ("top --interval", "flotilla top: --interval needs a number"),
+    ("quantize --model m --out o --type q3_k", "flotilla quantize: --type must be q4_0, q4_1, "
+     "q5_0, q5_1, q8_0, q4_k or q6_k, not 'q3_k'")])
 def test_what_is_not_known_is_named(words, said):
     code, lines = say(*words.split())
     assert code not in (0, 1) and lines[0] == said
@@ -167,6 +169,26 @@ def test_an_option_is_blamed_by_its_flag(role, words, said):
     for name in ("max_context", "kv_blocks", "max_step_tokens", "max_sequences", "draft_layers"):
         assert name not in lines[-1]
     assert time.monotonic() - started < (60 if SANITIZED else 10)
+
+
+# --- Flags of quantize -------------------------------------------------------
+
+
+@pytest.mark.parametrize("words, said", [
+    ("--type q4_k --method gptq", "--method gptq does not go with --type: a GGUF file is made "
+     "without calibration, by --method rtn"),
+    ("--type q4_k --bits 4", "--bits does not go with --type: --type q4_k says how weights are "
+     "stored"),
+    ("--type q4_k --group-size 64", "--group-size does not go with --type: --type q4_k says how "
+     "weights are stored"),
+    ("--type q4_k", f"{model_path()}: tensor token_embd.weight is Q"),
+    ("--method rtn", f"{model_path()} is no Hugging Face folder. --type makes a GGUF file of a "
+     "GGUF file")])
+def test_flags_that_contradict_each_other_are_named(tmp_path, words, said):
+    code, (line,) = say("quantize", "--model", model_path(), "--out", tmp_path / "out",
+                        *words.split())
+    assert code == 1 and line.startswith("flotilla: " + said), line
+    assert not (tmp_path / "out").exists()
 
 
 # --- GPUs --------------------------------------------------------------------

@@ -96,3 +96,14 @@ def test_every_container_gives_the_same_bits_and_keeps_two_bytes(models, tmp_pat
             print(f"{name}, {ranks} ranks: {ratio:.3f} times the layers of the folder")
             # 0.8: the weights are there at all.
             assert 0.8 <= ratio <= MOST_RESIDENT, (name, ranks)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])
+def test_a_file_that_quantize_has_made_is_served(models, kind, tmp_path, monkeypatch):
+    """The engine loads it, and two ranks give the bits of one."""
+    made = tmp_path / f"{kind}.gguf"
+    subprocess.run([binary(), "quantize", "--model", models[1] / "model.gguf", "--out", made, "--type", kind],
+                   check=True)
+    assert f"--type {kind}" in made.with_suffix(".gguf.md").read_text()
+    one, two = (serve(made, ranks, tmp_path / str(ranks), monkeypatch)[0] for ranks in RANKS)
+    assert one == two and all(ids for _, ids, _ in one)

@@ -1,0 +1,50 @@
+// How much worse a quantised model predicts texts than the model that it has been made of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/rt/clock.h"
+#include "common/types/ids.h"
+#include "kernels/ops.h"
+#include "model/checkpoint.h"
+#include "quantize/layer_runner.h"
+
+namespace flotilla::quantize {
+
+// Texts to measure the perplexity of.
+struct Evaluation {
+  std::string name;
+  std::vector<std::vector<TokenId>> texts;  // at least one, of two tokens
+};
+
+struct PerplexityReport {
+  std::string name;
+  double before = 0;
+  double after = 0;
+  double top5_error = 0;  // of the log-probabilities (TextScores)
+
+  double change() const { return after / before - 1; }
+};
+
+// Called after each layer, of `layers`.
+using LayerDone = std::function<void(uint32_t done, uint32_t layers)>;
+
+// Runs both models over the texts, layer by layer (layer_runner.h), so that one layer and the
+// residuals are in memory. `done` counts the layers of both models and of all evaluations.
+// INVALID_ARGUMENT: a model cannot be read, or as LayerRunner::Score. Other errors are those of
+// LayerRunner::Run.
+absl::StatusOr<std::vector<PerplexityReport>> Evaluate(const model::Checkpoint& before,
+                                                       const model::Checkpoint& after,
+                                                       std::span<const Evaluation> evaluations,
+                                                       kernels::Isa isa, int threads,
+                                                       const Clock& clock, const LayerDone& done);
+
+// The reports as a table in Markdown, with what the columns mean. No reports: empty.
+std::string PerplexityText(std::span<const PerplexityReport> reports);
+
+}  // namespace flotilla::quantize
