@@ -316,7 +316,7 @@ TEST_P(GpuLayoutsTest, SimulatedGpusGiveTheBitsOfTheCpu) {
 
 // The kernels themselves, as fibers: two ranks, preempted and swapped, and in long runs all ways.
 TEST(TinyLayouts, KernelsOnFibersGiveTheBitsOfTheCpu) {
-  const TinyCase tiny = ReadTinyCase("tiny/llama");
+  const TinyCase tiny = ReadTinyCase("made/llama");
   ASSERT_NE(tiny.file, nullptr);
   ExpectTheSameBits(tiny.file, RequestsOfSequences(tiny.ids), tiny.served, std::nullopt,
                     [](const model::ModelSpec& spec, worker::Recipe recipe) {
