@@ -1,9 +1,12 @@
 // Every vector op is at least three times as fast as its reference. The two are timed in turns,
-// each by its best call, so that a busy machine slows both. A workload that fails is tried again
-// before it counts.
+// each by its best call, so that a busy machine slows both. A workload is tried several times.
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "tests/kernels/kernel_fixtures.h"
 #include "tests/kernels/workloads.h"
@@ -51,15 +54,25 @@ TEST_P(SpeedTest, ThreeTimesTheReference) {
     // seconds.
     if (workload.operations > 5e7 && workload.bytes > 1e7) continue;
     const std::function<void(const Ops&)> run = workload.make();
-    // A neighbour on the other half of a core may halve either speed for seconds. The shortest
-    // times of all attempts count, so that no single lucky attempt passes.
-    Shortest times;
+    // A neighbour on the other half of a core may halve both speeds for seconds. An attempt takes
+    // milliseconds, so both are measured in one state of the machine, and the median of attempts
+    // counts, so that no single lucky one passes.
+    std::vector<double> ratios;
+    const auto median = [&ratios] {
+      const auto middle = ratios.begin() + static_cast<std::ptrdiff_t>(ratios.size() / 2);
+      std::nth_element(ratios.begin(), middle, ratios.end());
+      return *middle;
+    };
     const Clock::time_point start = Clock::now();
     do {
+      Shortest times;
       times.Measure(run, ops(), reference());
-    } while (times.ratio() < 3 && Clock::now() - start < std::chrono::seconds(20));
-    EXPECT_GE(times.ratio(), 3) << workload.name;
-    RecordProperty(workload.name, std::to_string(times.ratio()));
+      ratios.push_back(times.ratio());
+      // An attempt that is far from the bound says enough.
+    } while (((ratios.size() < 5 && ratios.front() < 6) || median() < 3) &&
+             Clock::now() - start < std::chrono::seconds(20));
+    EXPECT_GE(median(), 3) << workload.name;
+    RecordProperty(workload.name, std::to_string(median()));
   }
 }
 
