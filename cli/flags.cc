@@ -151,8 +151,8 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kGroup},
     {"--gpu-exchange", &RoleFlags::gpu_exchange, "auto|host", 0, 0, kCompute,
      "How ranks on GPUs exchange activations. auto means NCCL where every rank has a GPU of its "
-     "own "
-     "and NCCL works, else the host's memory, and the log says why. host means the host's memory.",
+     "own and NCCL works, else the host's memory, and the log says why. host means the host's "
+     "memory.",
      kGroup},
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
      "The numeric recipe. accurate and fast multiply 16-bit activations; fp32 is the slow "
