@@ -49,7 +49,7 @@ void CosSin(double x, float* cosine, float* sine) {
 RopeTable::RopeTable(int positions, absl::Span<const float> frequencies, float magnitude)
     : positions_(positions),
       dim_(static_cast<int>((2 * frequencies.size() + 15) / 16 * 16)),
-      data_(static_cast<size_t>(positions) * dim_) {
+      data_(int64_t{positions} * dim_) {
   const size_t half = static_cast<size_t>(dim_) / 2;
   for (int p = 0; p < positions; ++p) {
     float* row = data_.data() + static_cast<size_t>(p) * dim_;

@@ -3,9 +3,8 @@
 // than libm, so that its bits do not depend on the C library.
 #pragma once
 
-#include <vector>
-
 #include "absl/types/span.h"
+#include "common/rt/aligned_buffer.h"
 
 namespace flotilla::kernels {
 
@@ -25,7 +24,7 @@ class RopeTable {
  private:
   int positions_;
   int dim_;
-  std::vector<float> data_;
+  AlignedBuffer<float> data_;
 };
 
 }  // namespace flotilla::kernels

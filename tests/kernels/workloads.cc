@@ -3,8 +3,10 @@
 #include <cmath>
 #include <memory>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/rt/aligned_buffer.h"
 #include "kernels/rope_table.h"
 #include "model/rope_frequencies.h"
 #include "tests/kernels/kernel_fixtures.h"
@@ -17,6 +19,14 @@ using Call = std::function<void(const Ops&)>;
 constexpr int kHidden = 576;
 constexpr int kHeadDim = 64;
 constexpr int kVocabulary = 49152;
+
+// The values on a boundary of a cache line, as what a worker computes with: where rows lie
+// otherwise, vector ops take up to twice as long, and their references do not.
+AlignedBuffer<float> Aligned(const std::vector<float>& values) {
+  AlignedBuffer<float> made(static_cast<int64_t>(values.size()));
+  absl::c_copy(values, made.data());
+  return made;
+}
 
 // In memory.
 double BitsPerWeight(model::GgmlType format) {
@@ -31,10 +41,11 @@ Workload MatMul(model::GgmlType format, bool integer, int rows, int columns, int
     testing::Random random(1);
     auto matrix = std::make_shared<PackedMatrix>(
         Pack(RandomWeights(random, model::EncodingOf(format), columns, k)));
-    auto x = std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(rows) * k));
+    const std::vector<float> values = random.Floats(static_cast<size_t>(rows) * k);
+    auto x = std::make_shared<AlignedBuffer<float>>(Aligned(values));
     auto quantized = std::make_shared<QuantizedBuffer>(
-        Quantize(GetOps(DetectIsas().back()), *x, rows, matrix->view()));
-    auto out = std::make_shared<std::vector<float>>(static_cast<size_t>(rows) * columns);
+        Quantize(GetOps(DetectIsas().back()), values, rows, matrix->view()));
+    auto out = std::make_shared<AlignedBuffer<float>>(rows * columns);
     return [=](const Ops& ops) {
       const MatrixView weights = matrix->view();
       if (integer) {
@@ -90,7 +101,7 @@ struct HeadKv {
   }
 
   // K and V of tokens [0, tokens), with K as V.
-  void Write(const Ops& ops, const std::vector<float>& k, int tokens) const {
+  void Write(const Ops& ops, const AlignedBuffer<float>& k, int tokens) const {
     ops.kv_write({.cache = cache,
                   .open = open,
                   .heads = 1,
@@ -112,16 +123,16 @@ struct HeadKv {
 Workload Attention(KvFormat format, int tokens, int length, const Heads& heads = {}) {
   const auto make = [=]() -> Call {
     struct State {
-      std::vector<float> q, k, out;
+      AlignedBuffer<float> q, out;
       std::unique_ptr<HeadKv> kv;
     };
     testing::Random random(2);
     auto state = std::make_shared<State>();
-    state->q = random.Floats(static_cast<size_t>(tokens) * heads.count * heads.dims.key);
-    state->k = random.Floats(static_cast<size_t>(length) * heads.dims.key);
-    state->out.resize(state->q.size());
+    state->q = Aligned(random.Floats(static_cast<size_t>(tokens) * heads.count * heads.dims.key));
+    state->out = AlignedBuffer<float>(state->q.size());
+    const auto k = Aligned(random.Floats(static_cast<size_t>(length) * heads.dims.key));
     state->kv = std::make_unique<HeadKv>(format, heads.dims, length);
-    state->kv->Write(GetOps(DetectIsas().back()), state->k, length);
+    state->kv->Write(GetOps(DetectIsas().back()), k, length);
     return [=](const Ops& ops) {
       ops.paged_attention({.cache = state->kv->cache,
                            .open = state->kv->open,
@@ -150,8 +161,8 @@ Workload KvWrites(KvFormat format) {
   const int tokens = format.has_runs() ? kKvRunTokens : kKvRecordTokens;
   const auto make = [=]() -> Call {
     testing::Random random(3);
-    auto k =
-        std::make_shared<std::vector<float>>(random.Floats(static_cast<size_t>(tokens) * kHeadDim));
+    auto k = std::make_shared<AlignedBuffer<float>>(
+        Aligned(random.Floats(static_cast<size_t>(tokens) * kHeadDim)));
     auto kv = std::make_shared<HeadKv>(format, KvDims::Equal(kHeadDim), tokens);
     return [=](const Ops& ops) { kv->Write(ops, *k, tokens); };
   };
@@ -164,7 +175,7 @@ Workload OnFloats(std::string name, int n, double operations_each,
                   std::function<void(const Ops&, float*)> body) {
   const auto make = [=]() -> Call {
     testing::Random random(4);
-    auto x = std::make_shared<std::vector<float>>(random.Floats(2 * n, 10.0f));
+    auto x = std::make_shared<AlignedBuffer<float>>(Aligned(random.Floats(2 * n, 10.0f)));
     return [=](const Ops& ops) { body(ops, x->data()); };
   };
   return {std::move(name), operations_each * n, 4.0 * n, make};
@@ -174,7 +185,7 @@ std::vector<Workload> RowWorkloads() {
   return {
       OnFloats("rms_norm/576", kHidden, 4,
                [](const Ops& ops, float* x) {
-                 static const std::vector<float> weight(kHidden, 1.0f);
+                 static const auto weight = Aligned(std::vector<float>(kHidden, 1.0f));
                  ops.rms_norm({.x = x, .weight = weight.data(), .n = kHidden, .out = x + kHidden},
                               0, 1);
                }),
@@ -199,7 +210,7 @@ std::vector<Workload> RowWorkloads() {
                }),
       OnFloats("silu/1536", 1536, 14,
                [](const Ops& ops, float* x) {
-                 static std::vector<float> out(1536);
+                 static AlignedBuffer<float> out(1536);
                  ops.activate({.gate = x, .up = x + 1536, .n = 1536, .out = out.data()}, 0, 1);
                }),
       OnFloats("add/576", kHidden, 1,
