@@ -121,7 +121,8 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
     options.open_nccl = [] { return absl::FailedPreconditionError("--gpu-exchange is host"); };
   }
   options.end_process = [](const std::string& why) {
-    std::fprintf(stderr, "flotilla: a GPU has failed, and the process ends: %s\n", why.c_str());
+    std::fprintf(stderr, "flotilla: a rank on a GPU has failed, and the process ends: %s\n",
+                 why.c_str());
     std::_Exit(1);
   };
   options.shape = {.tensor = static_cast<std::uint32_t>(flags.tensor_parallel),

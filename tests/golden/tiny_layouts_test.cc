@@ -303,8 +303,7 @@ class GpuLayoutsTest : public ::testing::TestWithParam<const char*> {};
 TEST_P(GpuLayoutsTest, SimulatedGpusGiveTheBitsOfTheCpu) {
   const TinyCase tiny = ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
-  const bool base = GetParam() == std::string("made/llama");
-  for (std::uint64_t seed = 1; seed <= (base ? 5 : 1); ++seed) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     ExpectTheSameBits(tiny.file, RequestsOfSequences(tiny.ids), tiny.served, std::nullopt,
                       [&](const model::ModelSpec& spec, worker::Recipe) {

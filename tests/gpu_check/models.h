@@ -14,13 +14,6 @@
 
 namespace flotilla::kernels::cuda {
 
-// What is compared with the CPU.
-enum class ModelTarget : uint8_t {
-  kGpu,     // GPU number 0; over NCCL, one GPU for each rank
-  kFibers,  // a simulation with the kernels themselves: a few tiny models
-  kQueues,  // a simulation with loops in place of kernels, for tests of the checks
-};
-
 struct ModelCheck {
   std::string name;
   std::function<CheckResult()> run;  // once

@@ -18,6 +18,13 @@ struct Target {
   SimulatedMemory* simulation = nullptr;  // `memory`, where this is the simulation
 };
 
+// What models run on, which is compared with the CPU.
+enum class ModelTarget : uint8_t {
+  kGpu,     // GPU number 0; over NCCL, one GPU for each rank
+  kFibers,  // a simulation with the kernels themselves: a few tiny models
+  kQueues,  // a simulation with loops in place of kernels, for tests of the checks
+};
+
 // `cases` are those that ran: a check stops at its first difference.
 struct CheckResult {
   std::string name;

@@ -80,8 +80,9 @@ struct RankOptions {
   DeviceMaker make_device;
   // Opens NCCL, where every rank has a GPU of its own; null: OpenNccl.
   NcclOpener open_nccl;
-  // Ends the process, whose GPUs do no more work after an error of one; in it an executor would
-  // load the model again in vain. Null: executors load it again, as after other errors.
+  // Ends the process after an error of a rank on a GPU. Where it was the GPU's, no GPU of the
+  // process does any more work, and an executor would load the model again in vain. Null: executors
+  // load it again, as after errors of ranks on CPUs.
   std::function<void(const std::string& why)> end_process;
   // Lets time pass while a GPU's memory comes free (MakeWithFreeMemory); null: absl::SleepFor.
   std::function<void(absl::Duration)> sleep;
