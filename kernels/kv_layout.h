@@ -16,7 +16,9 @@
 // has four, of a run of 64 tokens, which follow each other; behind them lie the scales of K of the
 // run: d [key], m [key], filled up to 64 bytes. K and V of these types are made of whole runs
 // (Liu et al., KIVI, 2024): those of a run that is not full are bf16, in an open run, which has the
-// four records of the same head, of K or V alone where only one is kept by runs.
+// four records of the same head, of K or V alone where only one is kept by runs. Behind these lie
+// K [key] and V [value] of position 0 of its sequence, in bf16, filled up to 64 bytes: an attention
+// sink (Xiao et al., StreamingLLM, 2023), which later runs see instead of its codes.
 //
 // V of a token may be the first elements of its K (the latent of multi-head latent attention,
 // arXiv 2405.04434). Then the record is K alone, and never kept by runs.
@@ -183,9 +185,15 @@ constexpr KvDims KvOpenDims(const KvFormat& format, const KvDims& dims) {
   return {.key = HasRuns(format.key) ? dims.key : 0,
           .value = HasRuns(format.value) ? dims.value : 0};
 }
+// Where K of position 0 lies in an open run of one layer and KV head; V follows it. `open` are what
+// the run has of each token.
+constexpr int64_t KvFirstOffset(const KvDims& open) {
+  return kKvRunRecords * KvRecordBytes(KvFormat::kBf16, open);
+}
 // Bytes of the open run of one layer and KV head. 0: nothing of it is kept by runs.
 constexpr int64_t KvOpenBytes(const KvFormat& format, const KvDims& dims) {
-  return kKvRunRecords * KvRecordBytes(KvFormat::kBf16, KvOpenDims(format, dims));
+  const KvDims open = KvOpenDims(format, dims);
+  return KvFirstOffset(open) + (KvBytes(KvType::kBf16, open.stored()) + 63) / 64 * 64;
 }
 
 // UNIMPLEMENTED: kernels cannot attend with such K and V.

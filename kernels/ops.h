@@ -180,11 +180,12 @@ struct KvView {
 };
 
 // The bf16 view of the open runs of a sequence, whose blocks are runs. It has those that the rows
-// of the call are in. Without a base where the format has no runs.
+// of the call are in. The first of its table also has K and V of position 0 (kv_layout.h). Without
+// a base where the format has no runs.
 //
 // kv_write: encodes K and V of consecutive tokens of one sequence into the
 // cache, those that are kept by runs into the open runs. The first write of a bf16 V pair zeroes
-// its other half.
+// its other half. Where the call has position 0, what is kept by runs is written as that, too.
 struct KvWriteArgs {
   KvView cache;
   KvView open;
@@ -195,7 +196,8 @@ struct KvWriteArgs {
   int64_t token_stride = 0;  // floats from token to token, of k and of v
 };
 
-// kv_seal: encodes a full open run into the cache: K and V, or the one that is kept by runs.
+// kv_seal: encodes a full open run into the cache: K and V, or the one that is kept by runs. As
+// later runs do not see the codes of position 0, K of position 1 is encoded in its place.
 struct KvSealArgs {
   KvView cache;
   KvView open;
@@ -205,8 +207,9 @@ struct KvSealArgs {
 // paged_attention: out = softmax(scale * q K^T) V for consecutive query tokens of
 // one sequence and the query heads that share one KV head. Token t sees the keys
 // at positions 0 ..= first_position + t, or the last `window` of these, all read from the cache. K
-// and V that are kept by runs are read from the open run if the key is in the token's own run, and
-// from the cache if it is in an earlier one.
+// and V that are kept by runs are read from the open run if the key is in the token's own run. If
+// it is in an earlier one they are read from the cache, and those of position 0 where open runs
+// have them.
 //
 // The result for a (token, head) is a function of its position, its q and those
 // keys alone:

@@ -389,6 +389,41 @@ __attribute__((noinline)) void TileValues(const std::byte* const* blocks, const 
   }
 }
 
+// The scores of position 0 from K of open runs, of rows that see it.
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void FirstScores(const std::byte* key, int dim, AttentionRows<N, kDim>* rows) {
+  using F = typename S::F;
+  F score[N];
+  FLOTILLA_UNROLL
+  for (int r = 0; r < N; ++r) score[r] = S::Zero();
+  for (int d = 0; d < dim; ++d) {
+    uint16_t bits;
+    std::memcpy(&bits, key + d * 2, sizeof bits);
+    const F k = S::Set1(Bf16ToFloat(bits));
+    FLOTILLA_UNROLL
+    for (int r = 0; r < N; ++r) score[r] = S::Fma(S::Set1(rows->q[r][d]), k, score[r]);
+  }
+  FLOTILLA_UNROLL
+  for (int r = 0; r < N; ++r) {
+    alignas(64) float lanes[16];
+    S::Store(lanes, score[r]);
+    if (rows->tile_first[r] == 0 && rows->tile_keys[r] > 0) rows->p[r][0] = lanes[0];
+  }
+}
+
+// Adds V of position 0 from open runs to the rows that see it, whose tile begins behind it then.
+template <class S, int N, int kDim>
+FLOTILLA_INLINE void AddFirstValue(const std::byte* value, int dim, AttentionRows<N, kDim>* rows) {
+  for (int r = 0; r < N; ++r) {
+    if (rows->tile_first[r] > 0 || rows->tile_keys[r] == 0) continue;
+    rows->tile_first[r] = 1;
+    const auto p = S::Set1(rows->p[r][0]);
+    for (int d = 0; d < dim; d += 16) {
+      S::Store(rows->o[r] + d, S::Fma(p, S::LoadBf16(value + d * 2), S::Load(rows->o[r] + d)));
+    }
+  }
+}
+
 template <class S, int N, int kDim>
 FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
                                 AttentionRows<N, kDim>* rows) {
@@ -405,6 +440,7 @@ FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
   const int first_block = rows->tile_first[0] / kKvRecordTokens;
   // The rows are in one run, that of the last tile.
   const bool is_open = args.open.base != nullptr && begin + kTileKeys >= rows->keys[N - 1];
+  const bool first_is_apart = args.open.base != nullptr && begin == 0 && !is_open;
   const KvView& keys = is_open && HasRuns(cache.format.key) ? args.open : cache;
   const KvView& values = is_open && HasRuns(cache.format.value) ? args.open : cache;
   const std::byte* key_blocks[kTileBlocks];
@@ -433,6 +469,9 @@ FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
   } else {
     VisitType(keys.format.key, score);
   }
+  if (first_is_apart && HasRuns(cache.format.key)) {
+    FirstScores<S>(FirstKey(args.open, args.kv_head), cache.dims.key, rows);
+  }
   const bool adjusts = args.softcap != 0 || args.slopes != nullptr;
   for (int r = 0; r < N; ++r) {
     if (rows->tile_first[r] >= rows->tile_keys[r]) continue;
@@ -448,6 +487,9 @@ FLOTILLA_INLINE void AttendTile(const AttentionArgs& args, int begin,
     });
   } else {
     find_blocks(values, value_blocks);
+    if (first_is_apart && HasRuns(cache.format.value)) {
+      AddFirstValue<S>(FirstValue(args.open, args.kv_head), cache.dims.value, rows);
+    }
     VisitType(values.format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
       TileValues<S, kType>(value_blocks, place, rows);
     });

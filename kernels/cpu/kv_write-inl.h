@@ -269,6 +269,27 @@ FLOTILLA_INLINE void VisitRunType(KvType type, const Visitor& visitor) {
   });
 }
 
+// K of position 0, as open runs have it; V follows.
+FLOTILLA_INLINE std::byte* FirstKey(const KvView& open, int head) {
+  return open.base + open.block_table[0] * open.block_stride + head * open.head_stride +
+         KvFirstOffset(open.dims);
+}
+FLOTILLA_INLINE std::byte* FirstValue(const KvView& open, int head) {
+  return FirstKey(open, head) + KvBytes(KvType::kBf16, open.dims.key);
+}
+
+template <class S>
+FLOTILLA_INLINE void StoreFirst(const float* x, int dim, std::byte* at) {
+  for (int d = 0; d < dim; d += 16) {
+    alignas(64) uint32_t words[16];
+    S::IStore(words, ToBf16<S>(S::Load(x + d)));
+    uint16_t halves[16];
+    FLOTILLA_UNROLL
+    for (int i = 0; i < 16; ++i) halves[i] = static_cast<uint16_t>(words[i]);
+    std::memcpy(at + d * 2, halves, sizeof halves);
+  }
+}
+
 template <class S>
 void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
   const KvDims& dims = args.cache.dims;
@@ -289,6 +310,8 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
         WriteKeys<S, kType>(k, args.token_stride, count, dims.key, slot, record,
                             record + KvKeyScaleOffset(keys.format, keys.dims));
       });
+      const bool has_first = args.open.base != nullptr && position == 0;
+      if (has_first) StoreFirst<S>(k, args.open.dims.key, FirstKey(args.open, head));
       if (dims.prefix) continue;
       const float* v = args.v + token * args.token_stride + head * dims.value;
       record = KvRecord(values, value_bytes, head, position);
@@ -297,14 +320,17 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
                               record + KvValueOffset(values.format, values.dims),
                               record + KvValueScaleOffset(values.format, values.dims));
       });
+      if (has_first) StoreFirst<S>(v, args.open.dims.value, FirstValue(args.open, head));
     }
     token += count;
   }
 }
 
-// K of a run. Both have its four records, `from_bytes` and `to_bytes` long.
+// K of a run, which may be that of position 0. Both have its four records, `from_bytes` and
+// `to_bytes` long.
 template <class S, KvType kType>
-void SealKeys(const std::byte* from, int64_t from_bytes, int dim, std::byte* to, int64_t to_bytes) {
+void SealKeys(const std::byte* from, int64_t from_bytes, int dim, bool is_first, std::byte* to,
+              int64_t to_bytes) {
   auto* scales = reinterpret_cast<uint16_t*>(to + kKvRunRecords * to_bytes);
   for (int d = 0; d < dim; ++d) {
     alignas(64) float tokens[kKvRunTokens];
@@ -312,6 +338,7 @@ void SealKeys(const std::byte* from, int64_t from_bytes, int dim, std::byte* to,
       const auto words = S::ILoad(from + i * from_bytes + d / 2 * kKvRecordTokens * 4);
       S::Store(tokens + i * kKvRecordTokens, d % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words));
     }
+    if (is_first) tokens[0] = tokens[1];
     const KvScale scale = ScaleOf<S, kType>(tokens, kKvRunTokens);
     scales[d] = scale.d;
     scales[dim + d] = scale.m;
@@ -345,7 +372,7 @@ void KvSeal(const KvSealArgs& args, int head_begin, int head_end) {
     const std::byte* from = KvHead(args.open, head, args.run * kKvRunTokens);
     std::byte* to = KvHead(args.cache, head, args.run * kKvRunTokens);
     VisitRunType(format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
-      SealKeys<S, kType>(from, from_bytes, dims.key, to, to_bytes);
+      SealKeys<S, kType>(from, from_bytes, dims.key, args.run == 0, to, to_bytes);
     });
     VisitRunType(format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
       for (int i = 0; i < kKvRunRecords; ++i) {

@@ -84,6 +84,18 @@ Part ValuesOf(const KvView& view, int head, int position) {
           record + KvValueScaleOffset(view.format, view.dims), /*is_value=*/true};
 }
 
+// Element d of K and V of position 0, as open runs have them.
+std::byte* FirstKeyAt(const KvView& open, int head) {
+  return open.base + open.block_table[0] * open.block_stride + head * open.head_stride +
+         KvFirstOffset(open.dims);
+}
+std::byte* FirstValueAt(const KvView& open, int head) {
+  return FirstKeyAt(open, head) + KvBytes(KvType::kBf16, open.dims.key);
+}
+void StoreFirst(const float* x, int dim, std::byte* at) {
+  for (int d = 0; d < dim; ++d) KvEncode(KvType::kBf16, x[d], {}, d, at);
+}
+
 // Softmax state: running max, sum of exponentials, output not yet divided.
 struct State {
   float max = kNone;
@@ -105,6 +117,10 @@ const KvView& ViewOf(const Query& query, KvType type, int position) {
   const bool is_open = HasRuns(type) && position / kKvRunTokens == (query.keys - 1) / kKvRunTokens;
   return is_open ? query.args.open : query.args.cache;
 }
+// Whether it sees position 0 apart from its run.
+bool SeesFirstApart(const Query& query, KvType type, int position) {
+  return HasRuns(type) && position == 0 && query.keys > kKvRunTokens;
+}
 
 // The score of the key at `position`.
 float Score(const Query& query, int position) {
@@ -112,9 +128,12 @@ float Score(const Query& query, int position) {
   const KvView& cache = args.cache;
   const Part keys = KeysOf(ViewOf(query, cache.format.key, position), args.kv_head, position);
   const int slot = position % kKvRecordTokens;
+  const bool apart = SeesFirstApart(query, cache.format.key, position);
   float score = 0;
   for (int d = 0; d < cache.dims.key; ++d) {
-    score = std::fma(query.scaled[d], keys.At(slot, d), score);
+    const float key = apart ? KvDecode(KvType::kBf16, FirstKeyAt(args.open, args.kv_head), d, {})
+                            : keys.At(slot, d);
+    score = std::fma(query.scaled[d], key, score);
   }
   if (args.softcap != 0) score = args.softcap * Tanh(score / args.softcap);
   if (args.slopes == nullptr) return score;
@@ -153,8 +172,12 @@ void AddTile(const Query& query, int begin, State* state) {
   for (int j = first; j < count; ++j) {
     const Part values = Values(query, begin + j);
     const int slot = (begin + j) % kKvRecordTokens;
+    const bool apart = SeesFirstApart(query, cache.format.value, begin + j);
     for (int d = 0; d < cache.dims.value; ++d) {
-      state->out[d] = std::fma(p[j], values.At(slot, d), state->out[d]);
+      const float value =
+          apart ? KvDecode(KvType::kBf16, FirstValueAt(args.open, args.kv_head), d, {})
+                : values.At(slot, d);
+      state->out[d] = std::fma(p[j], value, state->out[d]);
     }
   }
 }
@@ -211,11 +234,18 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int position = args.first_position + token;
     const int slot = position % kKvRecordTokens;
     for (int head = 0; head < args.heads; ++head) {
-      KeysOf(HasRuns(format.key) ? args.open : args.cache, head, position)
-          .Set(slot, args.k + token * args.token_stride + head * dims.key);
+      const float* const k = args.k + token * args.token_stride + head * dims.key;
+      KeysOf(HasRuns(format.key) ? args.open : args.cache, head, position).Set(slot, k);
+      if (HasRuns(format.key) && position == 0) {
+        StoreFirst(k, dims.key, FirstKeyAt(args.open, head));
+      }
       if (dims.prefix) continue;
+      const float* const v = args.v + token * args.token_stride + head * dims.value;
+      if (HasRuns(format.value) && position == 0) {
+        StoreFirst(v, dims.value, FirstValueAt(args.open, head));
+      }
       const Part values = ValuesOf(HasRuns(format.value) ? args.open : args.cache, head, position);
-      values.Set(slot, args.v + token * args.token_stride + head * dims.value);
+      values.Set(slot, v);
       if (values.type == KvType::kBf16 && slot % 2 == 0) {
         constexpr float kZeros[kMaxHeadDim] = {};
         values.Set(slot + 1, kZeros);
@@ -234,6 +264,7 @@ void KvSeal(const KvSealArgs& args, int head_begin, int head_end) {
       for (int i = 0; i < kKvRunTokens; ++i) {
         tokens[i] = KeysOf(args.open, head, begin + i).At(i % kKvRecordTokens, d);
       }
+      if (args.run == 0) tokens[0] = tokens[1];
       const KvScale scale = KvScaleOf(args.cache.format.key, tokens, kKvRunTokens);
       KeysOf(args.cache, head, begin).SetScale(0, d, scale);
       for (int i = 0; i < kKvRunTokens; ++i) {

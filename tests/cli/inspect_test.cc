@@ -54,8 +54,8 @@ TEST(InspectTest, SaysWhatTheModelIs) {
   EXPECT_THAT(text, HasSubstr("KV bytes of a token: fp32 1024 (1048576 per GiB); fp16 512 "
                               "(2097152 per GiB); bf16 512 (2097152 per GiB); fp8 272 (3947580 per "
                               "GiB); fp8_e5m2 256 (4194304 per GiB); int8 288 (3728270 per GiB); "
-                              "int4 152 (7064091 per GiB) and 32768 for a sequence; int2 88 "
-                              "(12201612 per GiB) and 32768 for a sequence\n"));
+                              "int4 152 (7064091 per GiB) and 33280 for a sequence; int2 88 "
+                              "(12201612 per GiB) and 33280 for a sequence\n"));
   EXPECT_THAT(text, HasSubstr("llama: 2 layers of 128, 4 query and 2 KV heads of 32, FFN of 288, "
                               "320 tokens, context 512"));
   EXPECT_THAT(Printed(testing::TinyGguf({.value_dim = 40})),

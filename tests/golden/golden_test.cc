@@ -203,9 +203,9 @@ TEST(GoldenTest, KvTypesAreClose) {
   for (const Type& type :
        {Type{{kBf16, kBf16}, 0, 0.08}, Type{{kF16, kF16}, 0.0006, 0.003},
         Type{{kInt8, kInt8}, 0.002, 0.05}, Type{{kFp8, kFp8}, 0.02, 0.15},
-        Type{{kInt8, kFp8}, 0.02, 0.08, true}, Type{{kInt8, kInt4}, 0.007, 0.09},
-        Type{{kInt4, kInt4}, 0.02, 0.13, true}, Type{{kInt4, kInt2}, 0.13, 0.35},
-        Type{{kInt2, kInt2}, 1, 0.7, true}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4, true}}) {
+        Type{{kInt8, kFp8}, 0.02, 0.08, true}, Type{{kInt8, kInt4}, 0.004, 0.08},
+        Type{{kInt4, kInt4}, 0.015, 0.09, true}, Type{{kInt4, kInt2}, 0.06, 0.25},
+        Type{{kInt2, kInt2}, 0.6, 0.5, true}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4, true}}) {
     if (type.only_long && !testing::LongTests()) continue;
     const std::string name = kernels::KvFormatName(type.format);
     SCOPED_TRACE(name);

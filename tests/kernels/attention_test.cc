@@ -413,8 +413,14 @@ TEST_P(AttentionTest, ATokenSeesItsOwnRunOpenAndOthersSealed) {
       const std::vector<float> before = cache.Attend(ops(), 0, begin, end);
       ASSERT_TRUE(SameBits(before, cache.Attend(reference(), 0, begin, end)));
       const int64_t open = cache.open_bytes / 4;
+      const KvView view = cache.open();
       for (int other = 0; other < 4; ++other) {
-        if (other != run) std::memset(cache.open_memory.get() + other * open, 0xFF, open);
+        if (other == run) continue;
+        for (int head = 0; head < kKvHeads; ++head) {
+          // Behind the first run lies position 0.
+          const int64_t bytes = other == 0 ? KvFirstOffset(view.dims) : view.head_stride;
+          std::memset(view.base + other * open + head * view.head_stride, 0xFF, bytes);
+        }
       }
       // What is not kept by runs stays where it is.
       if (HasRuns(format.key) && HasRuns(format.value)) {
@@ -426,7 +432,42 @@ TEST_P(AttentionTest, ATokenSeesItsOwnRunOpenAndOthersSealed) {
   }
 }
 
-// K of int4 and int2 as the codec says, with the scale of an element in all tokens of the run.
+// Rows of later runs see position 0 in bf16, and not its codes.
+TEST_P(AttentionTest, LaterRunsSeePositionZeroAsItWas) {
+  using enum KvType;
+  for (const KvFormat& format :
+       {KvFormat{kInt4, kInt4}, KvFormat{kInt8, kInt4}, KvFormat{kInt2, kBf16}}) {
+    SCOPED_TRACE(KvFormatName(format));
+    testing::Random random(67);
+    constexpr int kDim = 64, kLength = 3 * kKvRunTokens;
+    Cache cache(ops(), format, kDim, kLength, random, 3);
+    const auto attend = [&] { return cache.Attend(ops(), 0, kKvRunTokens, kLength); };
+    const std::vector<float> before = attend();
+    std::byte* const block = cache.memory.get() + cache.table[0] * kKvHeads * cache.head_bytes;
+    const std::vector<std::byte> codes(block, block + cache.head_bytes);
+    for (int d = 0; HasRuns(format.key) && d < kDim; ++d) {
+      block[KvBytes(format.key, d * kKvRecordTokens)] ^= std::byte{1};
+    }
+    if (HasRuns(format.value)) block[KvValueOffset(format, cache.dims)] ^= std::byte{0xFF};
+    EXPECT_TRUE(SameBits(before, attend()));
+
+    const KvView open = cache.open();
+    std::byte* const first = open.base + KvFirstOffset(open.dims);
+    first[1] ^= std::byte{1};
+    EXPECT_FALSE(SameBits(before, attend()));
+    // K of the other positions does not suffer from its size.
+    cache.k[5] = 300;
+    cache.Write(ops(), 0, kLength);
+    if (!HasRuns(format.key)) continue;
+    const int64_t key_bytes = KvBytes(format.key, kKvRecordTokens * kDim);
+    EXPECT_EQ(std::memcmp(block, codes.data(), key_bytes), 0);
+    const int64_t scales = kKvRunRecords * cache.record_bytes;
+    EXPECT_EQ(std::memcmp(block + scales, codes.data() + scales, 4 * kDim), 0);
+  }
+}
+
+// K of int4 and int2 as the codec says, with the scale of an element in all tokens of the run, but
+// for position 0, which has the codes of position 1.
 TEST_P(AttentionTest, SealsTheLayout) {
   for (const KvType type : {KvType::kInt4, KvType::kInt2}) {
     SCOPED_TRACE(std::string(KvTypeName(type)));
@@ -442,7 +483,7 @@ TEST_P(AttentionTest, SealsTheLayout) {
       for (int d = 0; d < dim; ++d) {
         std::vector<float> tokens;
         for (int i = 0; i < kKvRunTokens; ++i) {
-          tokens.push_back(rounded(cache.k[(i * kKvHeads + head) * dim + d]));
+          tokens.push_back(rounded(cache.k[(std::max(i, 1) * kKvHeads + head) * dim + d]));
         }
         const KvScale scale = KvScaleOf(type, tokens.data(), kKvRunTokens);
         ASSERT_EQ(scales[d], scale.d);

@@ -143,6 +143,7 @@ absl::Status SimWorker::Track(const OpenSequence& op) {
   Tables& tables = tables_[op.sequence];
   tables.resize(groups_.size());
   open_[op.sequence].assign(run_tokens_, kPoison);
+  first_[op.sequence] = kPoison;
   std::vector<std::uint32_t>& left = cached_left_[op.sequence];
   left.assign(groups_.size(), 0);
   for (std::size_t g = 0; op.cached_tokens > 0 && g < groups_.size(); ++g) {
@@ -224,7 +225,14 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
           kv_[std::size_t{copy.from.value()} * slots_ + slot];
     }
   }
-  for (const worker::RunCopy& copy : batch->run_copies) open_[copy.to] = open_[copy.from];
+  for (const worker::RunCopy& copy : batch->run_copies) {
+    open_[copy.to] = open_[copy.from];
+    first_[copy.to] = first_[copy.from];
+  }
+  for (const worker::FirstRow& row : batch->first_rows) {
+    const SimClient& client = find_client_(state_.View(row.sequence)->request);
+    first_[row.sequence] = Written(client.request(), {row.token}).front();
+  }
   item_runs_.assign(batch->items.size(), {});
   // All writes come before all reads, as executors promise.
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
@@ -314,6 +322,7 @@ absl::Status SimWorker::WriteItem(const worker::Batch& batch, std::size_t item) 
       if (run_tokens_ == 0) kv_[slot] = InGroup(written[position], g);
     }
     if (run_tokens_ > 0) WriteToRun(batch, item, position, written[position]);
+    if (position == 0) first_[rows.sequence] = written[0];
   }
   return absl::OkStatus();
 }
@@ -355,6 +364,9 @@ absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
   const std::uint64_t seed = client.request().sampling.seed;
   const std::uint32_t end = rows.first_position + rows.row_count;
   const std::vector<std::uint64_t> written = Written(client.request(), TokensOf(batch, item));
+  if (run_tokens_ > 0 && first_.at(rows.sequence) != written[0]) {
+    return absl::InternalError("position 0 of an open run is not its sequence's own");
+  }
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g].kind == KvGroup::Kind::kState) continue;
     // The first row sees the positions of its window, or all.

@@ -120,6 +120,7 @@ class SimWorker {
   std::vector<std::vector<std::uint64_t>> tiers_;  // [tiers][blocks, slots]
   using OpenRun = std::vector<std::uint64_t>;      // [slots]: what Written says
   std::map<SequenceHandle, OpenRun> open_;         // of each sequence, the run of its last row
+  std::map<SequenceHandle, std::uint64_t> first_;  // of each sequence, its position 0
   std::vector<std::vector<OpenRun>> item_runs_;  // [items of the step] from its first row's run on
   std::deque<Copying> copying_;
   std::vector<std::uint32_t> tables_naming_;                          // [blocks]

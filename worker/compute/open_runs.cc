@@ -13,6 +13,7 @@ OpenRuns PlanOpenRuns(absl::Span<const StepSequence> sequences, std::int32_t max
   for (const StepSequence& sequence : sequences) {
     const auto index = static_cast<std::int32_t>(runs.begins.size());
     runs.begins.push_back(static_cast<std::int32_t>(runs.ids.size()));
+    if (sequence.is_first_row) continue;
     const std::int32_t end = sequence.first_position + sequence.row_count;
     const std::int32_t first = sequence.first_position / kRun, last = (end - 1) / kRun;
     for (std::int32_t run = first; run <= last; ++run) {

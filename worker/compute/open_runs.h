@@ -29,7 +29,8 @@ struct OpenRuns {
     bool operator==(const Move&) const = default;
   };
 
-  std::vector<std::int32_t> ids;     // of each sequence, from the run of its first row on
+  std::vector<std::int32_t> ids;     // of each sequence, from the run of its first row on; the
+                                     // first is its own, which has position 0, too
   std::vector<std::int32_t> begins;  // [sequences] into `ids`
   std::vector<Full> full;
   std::vector<Move> moves;  // copies to be made when the attention of a layer is done

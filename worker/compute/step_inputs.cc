@@ -33,9 +33,9 @@ StepInputs MakeStepInputs(const Batch& batch) {
   inputs.run_copies = batch.run_copies;
   inputs.background = batch.background;
   inputs.group_count = batch.group_count;
-  inputs.tokens.reserve(batch.tokens.size());
-  inputs.positions.reserve(batch.tokens.size());
-  inputs.sequences.reserve(batch.items.size());
+  inputs.tokens.reserve(batch.tokens.size() + batch.first_rows.size());
+  inputs.positions.reserve(batch.tokens.size() + batch.first_rows.size());
+  inputs.sequences.reserve(batch.items.size() + batch.first_rows.size());
   inputs.table_begins.reserve(batch.tables.size());
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
@@ -43,6 +43,11 @@ StepInputs MakeStepInputs(const Batch& batch) {
                 absl::MakeConstSpan(batch.tokens).subspan(item.row_begin, item.row_count),
                 absl::MakeConstSpan(batch.tables).subspan(i * batch.group_count, batch.group_count),
                 inputs);
+  }
+  const std::vector<absl::Span<const std::int32_t>> no_tables(batch.group_count);
+  for (const FirstRow& row : batch.first_rows) {
+    AddSequence(row.sequence, 0, {row.token}, no_tables, inputs);
+    inputs.sequences.back().is_first_row = true;
   }
   return inputs;
 }

@@ -28,6 +28,9 @@ struct StepSequence {
   std::int32_t row_begin = 0;
   std::int32_t row_count = 0;       // at least 1
   std::int32_t first_position = 0;  // absolute position of the first row
+  // The one row is position 0, whose K and V go nowhere but into the sequence's open run
+  // (Batch::first_rows). It has no block table.
+  bool is_first_row = false;
 };
 
 // One change of a logit before a token is drawn. The changes of one token are made in the order of

@@ -22,6 +22,7 @@ struct GroupState::Sequence {
   LogprobSpec logprobs;
   std::uint32_t micro_batch = 0;
   bool is_beam = false;
+  bool lacks_first = false;  // its open run has no position 0 yet (Batch::first_rows)
   Step last_run;
   Step deferred;  // the last step it was deferred in
   bool decoding = false;
@@ -148,6 +149,7 @@ absl::Status GroupState::ApplyOp(const OpenSequence& op, StepWork&) {
   sequence->logprobs = op.logprobs;
   sequence->micro_batch = op.micro_batch;
   sequence->is_beam = op.is_beam;
+  sequence->lacks_first = limits_.run_tokens > 0 && op.cached_tokens > 0;
   Insert(std::move(sequence));
   return absl::OkStatus();
 }
@@ -183,7 +185,9 @@ absl::Status GroupState::ApplyOp(const ForkSequence& op, StepWork& work) {
   child->is_beam = parent.is_beam;
   if (absl::Status status = Learn(*child, op.tokens, work.step); !status.ok()) return status;
   if (absl::Status status = ShareBlocks(parent, op, *child); !status.ok()) return status;
-  if (absl::Status status = ShareRun(parent, op, work); !status.ok()) return status;
+  if (absl::Status status = ShareRun(parent, op, *child, work); !status.ok()) {
+    return status;
+  }
   work.copies.insert(work.copies.end(), op.copies.begin(), op.copies.end());
   Insert(std::move(child));
   return absl::OkStatus();
@@ -228,15 +232,16 @@ absl::Status GroupState::ShareBlocks(const Sequence& parent, const ForkSequence&
                                     : Invalid(op.child, "more copies than a fork needs");
 }
 
-// A child that begins within a run gets a copy of it, which its parent has only while that is the
-// run of its last row.
-absl::Status GroupState::ShareRun(const Sequence& parent, const ForkSequence& op,
+// A child gets a copy of its parent's open run and position 0. If it begins within a run, its
+// parent has that only while it is the run of its last row.
+absl::Status GroupState::ShareRun(const Sequence& parent, const ForkSequence& op, Sequence& child,
                                   StepWork& work) const {
   const std::uint32_t run = limits_.run_tokens;
-  if (run == 0 || op.length % run == 0) return absl::OkStatus();
-  if ((parent.length - 1) / run != op.length / run) {
+  if (run == 0) return absl::OkStatus();
+  if (op.length % run > 0 && (parent.length - 1) / run != op.length / run) {
     return Invalid(op.child, "forks within a run that its parent has left");
   }
+  child.lacks_first = parent.lacks_first;
   work.run_copies.push_back({.from = op.parent, .to = op.child});
   return absl::OkStatus();
 }
@@ -584,6 +589,11 @@ Batch GroupState::MakeBatch(StepWork& work) const {
   batch.step = work.step;
   batch.copies = work.copies;
   batch.run_copies = work.run_copies;
+  for (const StepWork::Item& item : work.items) {
+    if (!item.sequence->lacks_first) continue;
+    item.sequence->lacks_first = false;
+    batch.first_rows.push_back({item.sequence->handle, item.sequence->tokens.front()});
+  }
   batch.background = std::move(work.background);
   batch.group_count = static_cast<std::uint32_t>(limits_.groups.size());
   batch.items.reserve(work.items.size());

@@ -61,11 +61,20 @@ struct BatchItem {
   const LogprobSpec* logprobs = nullptr;
 };
 
-// Copies the open run of a fork's parent (ExecutorDescription::run_tokens).
+// Copies the open run of a fork's parent, with its position 0 (ExecutorDescription::run_tokens).
 struct RunCopy {
   SequenceHandle from, to;
 
   bool operator==(const RunCopy&) const = default;
+};
+
+// Computes position 0 of a sequence that found it in the prefix cache: rows of later runs see its K
+// and V as they were before they were encoded (kernels/kv_layout.h). The row gives nothing.
+struct FirstRow {
+  SequenceHandle sequence;
+  TokenId token = 0;
+
+  bool operator==(const FirstRow&) const = default;
 };
 
 // The work of one step, unpadded. Its spans and pointers into the state are valid
@@ -77,6 +86,8 @@ struct Batch {
   std::vector<RunCopy> run_copies;
   // The caller starts these next; they run beside the forward.
   std::vector<BackgroundCopy> background;
+  // Beside the items: before these attend in a layer, that layer's K and V are there.
+  std::vector<FirstRow> first_rows;
   std::vector<BatchItem> items;  // ascending handles
   std::vector<TokenId> tokens;   // [rows] token of each row, items in order
   // [items, groups] block ids; entry i covers positions i * tokens_per_block on. Leading entries of
@@ -195,7 +206,8 @@ class GroupState {
   absl::Status AppendBlocks(Sequence& sequence, GroupIndex group, absl::Span<const BlockId> blocks);
   void StartTables(Sequence& sequence) const;
   absl::Status ShareBlocks(const Sequence& parent, const ForkSequence& op, Sequence& child);
-  absl::Status ShareRun(const Sequence& parent, const ForkSequence& op, StepWork& work) const;
+  absl::Status ShareRun(const Sequence& parent, const ForkSequence& op, Sequence& child,
+                        StepWork& work) const;
   absl::Status Learn(Sequence& sequence, absl::Span<const TokenId> tokens, Step step);
   void RemoveBlock(Sequence& sequence, std::size_t group, std::uint32_t at);
   absl::Status CheckCovered(const Sequence& sequence, std::uint64_t end) const;

@@ -128,6 +128,13 @@ std::uint32_t MostPositions(const model::ModelSpec& spec, std::uint32_t kv_block
       spec.served_context, std::uint64_t{kv_blocks} * static_cast<std::uint64_t>(block_tokens)));
 }
 
+// Of one step: those of its tokens, and position 0 of each sequence that it opens behind this
+// (Batch::first_rows).
+int MostRows(const RankOptions& options) {
+  return static_cast<int>(options.max_step_tokens +
+                          (options.kv_format.has_runs() ? options.max_sequences : 0));
+}
+
 }  // namespace
 
 absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankOptions& options) {
@@ -138,8 +145,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankO
   auto shards = ShardModel(file, *spec, options.shape, options.balance);
   if (!shards.ok()) return shards.status();
   GroupLayout layout{.shape = options.shape, .shards = *std::move(shards), .limits = {}};
-  layout.limits = ExchangeLimits(*spec, layout.shards, options.shape,
-                                 static_cast<int>(options.max_step_tokens));
+  layout.limits = ExchangeLimits(*spec, layout.shards, options.shape, MostRows(options));
   layout.limits.lag = options.shape.pipeline;
   layout.limits.metadata_bytes =
       kCopyMetadataBytes +
@@ -182,7 +188,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   BackendOptions backend{.recipe = options_.recipe,
                          .isa = options_.isa,
                          .threads = threads,
-                         .max_rows = static_cast<int>(options_.max_step_tokens),
+                         .max_rows = MostRows(options_),
                          .max_positions = static_cast<int>(MostPositions(
                              spec_, options_.kv_blocks, options_.kv_format.block_tokens())),
                          .max_sequences = static_cast<int>(options_.max_sequences),
@@ -426,6 +432,8 @@ void Rank::Describe() {
   // of a group are on GPUs or none is, so they have the same id.
   std::string numerics = absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)),
                                       "|", kRecipeVersion, "|", options_.kv_format.Name());
+  // Versions before this one saw the codes of position 0.
+  if (options_.kv_format.has_runs()) absl::StrAppend(&numerics, "|first");
   // Versions before this one drew tokens from all entries of a row.
   if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
   if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);

@@ -38,6 +38,14 @@ TEST(OpenRunsTest, AChunkGoesOnIntoRunsBehindTheHandles) {
   EXPECT_THAT(runs.moves, ElementsAre(OpenRuns::Move{10, 7}));
 }
 
+TEST(OpenRunsTest, PositionZeroOnceMoreHasNone) {
+  const OpenRuns runs = Plan({{.handle = 2, .row_count = 2, .first_position = 64},
+                              {.handle = 2, .row_begin = 2, .row_count = 1, .is_first_row = true}});
+  EXPECT_THAT(runs.ids, ElementsAre(2));
+  EXPECT_THAT(runs.begins, ElementsAre(0, 1));
+  EXPECT_THAT(runs.full, IsEmpty());
+}
+
 TEST(OpenRunsTest, AFullRunNeedNotMove) {
   const OpenRuns runs = Plan({{.handle = 1, .row_count = 65, .first_position = 63}});
   EXPECT_THAT(runs.ids, ElementsAre(1, 8));

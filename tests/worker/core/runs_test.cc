@@ -1,5 +1,5 @@
-// Tests groups whose K and V are kept by runs (ExecutorDescription::run_tokens): which forks copy
-// an open run, which are refused, and where draft tokens end.
+// Tests groups whose K and V are kept by runs (ExecutorDescription::run_tokens): forks copy an open
+// run, or are refused; who computes position 0 again; and where draft tokens end.
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -80,12 +80,51 @@ TEST_F(RunsTest, AForkWithinARunCopiesThatOfItsParent) {
   EXPECT_THAT(batch->copies, ElementsAre(BlockCopy{BlockId(2), BlockId(9)}));
 }
 
-TEST_F(RunsTest, AForkAtTheBeginOfARunCopiesNothing) {
+// It needs position 0.
+TEST_F(RunsTest, AForkAtTheBeginOfARunCopiesThatOfItsParentToo) {
   Open(6);
   Fork(4, {5, 6});
   const auto batch = Apply();
   ASSERT_TRUE(batch.ok()) << batch.status();
-  EXPECT_THAT(batch->run_copies, IsEmpty());
+  EXPECT_THAT(batch->run_copies, ElementsAre(RunCopy{kA, kB}));
+  EXPECT_THAT(batch->first_rows, IsEmpty());
+}
+
+TEST_F(RunsTest, WhoFindsPositionZeroComputesItOnceMore) {
+  OpenSequence open = Opened(kA, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30});
+  open.cached_tokens = 4;
+  plans_.Add(open);
+  plans_.Grant(kA, {1, 2, 3});
+  plans_.Add(Prefill(kA, 3, false));
+  const auto first = Apply();
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(first->first_rows, ElementsAre(FirstRow{kA, 21}));
+  EXPECT_THAT(first->tokens, ElementsAre(25, 26, 27));
+  ASSERT_TRUE(runs_.Complete(first->step, Outputs(*first)).ok());
+  plans_.Add(Prefill(kA, 3, true));
+  const auto second = Apply();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_THAT(second->first_rows, IsEmpty());
+}
+
+// A parent that has not run yet has nothing to copy.
+TEST_F(RunsTest, AForkBeforeItsParentsFirstRowComputesPositionZeroItself) {
+  OpenSequence open = Opened(kA, {21, 22, 23, 24, 25, 26});
+  open.cached_tokens = 4;
+  plans_.Add(open);
+  plans_.Grant(kA, {1, 2});
+  plans_.Add(ForkSequence{.parent = kA,
+                          .child = kB,
+                          .index = SequenceIndex(1),
+                          .length = 4,
+                          .tokens = {25, 26},
+                          .copies = {}});
+  plans_.Grant(kB, {9});
+  plans_.Add(Prefill(kA, 2, true));
+  plans_.Add(Prefill(kB, 2, true));
+  const auto batch = Apply();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_THAT(batch->first_rows, ElementsAre(FirstRow{kA, 21}, FirstRow{kB, 21}));
 }
 
 // A full run is its parent's until the parent has a row in the next one.

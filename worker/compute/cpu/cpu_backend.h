@@ -234,6 +234,16 @@ class CpuBackend : public Backend {
     return {cache_.Layer(attention.layer), cache_.OpenRuns(attention.layer)};
   }
   LayerKv KvOf(LayerKv layer, const AttentionOp& attention, int sequence) const;
+  // Of all heads of the rows from `row` on, whose first position is 0.
+  static kernels::KvWriteArgs KvWriteOf(const AttentionOp& attention, const LayerKv& kv,
+                                        const Buffer& qkv, std::int64_t row);
+  // K and V of one KV head of a row at position 0, which are head 0 there. They are in memory of
+  // the calling thread, until its next call.
+  LayerKv StoreAlone(const AttentionOp& attention, LayerKv layer, const Buffer& qkv,
+                     std::int64_t row, int head) const;
+  // Stores position 0 in the open run of a sequence (StepSequence::is_first_row).
+  void StoreFirstRow(const AttentionOp& attention, const LayerKv& layer, const Buffer& qkv,
+                     const StepSequence& sequence) const;
   // Seals the runs that the step has filled.
   void SealRuns(const AttentionOp& attention);
   // Norms `count` vectors of n floats, one every in_stride, to `out`.

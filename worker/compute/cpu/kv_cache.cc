@@ -80,9 +80,12 @@ void KvCache::CopyRun(int32_t from, int32_t to) {
 
 void KvCache::CopyRun(int layer, int32_t from, int32_t to) {
   const KvLayer& place = shape_.layers[static_cast<size_t>(layer)];
-  const auto bytes =
-      static_cast<size_t>(shape_.kv_heads * kernels::KvOpenBytes(place.format, shape_.dims));
-  std::memcpy(OpenRun(to) + place.open_offset, OpenRun(from) + place.open_offset, bytes);
+  const int64_t stride = kernels::KvOpenBytes(place.format, shape_.dims);
+  const int64_t bytes = kernels::KvFirstOffset(kernels::KvOpenDims(place.format, shape_.dims));
+  for (int head = 0; head < shape_.kv_heads; ++head) {
+    const int64_t at = place.open_offset + head * stride;
+    std::memcpy(OpenRun(to) + at, OpenRun(from) + at, static_cast<size_t>(bytes));
+  }
 }
 
 void KvCache::CopyBlock(BlockId from, BlockId to) {

@@ -41,7 +41,7 @@ class KvCache final : public TieredBlocks {
   // Copies a block in every layer. Both ids are below block_count().
   void CopyBlock(BlockId from, BlockId to);
 
-  // Copies an open run, in every layer and in one.
+  // Copies an open run with position 0 of its sequence, in every layer; and without it, in one.
   void CopyRun(int32_t from, int32_t to);
   void CopyRun(int layer, int32_t from, int32_t to);
 

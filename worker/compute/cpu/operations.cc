@@ -1,5 +1,6 @@
 // The operations of CpuBackend: how each is cut over the threads of the pool.
 #include <algorithm>
+#include <cstring>
 
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/compute/host/split_weights.h"
@@ -276,6 +277,51 @@ CpuBackend::LayerKv CpuBackend::KvOf(LayerKv layer, const AttentionOp& attention
   return layer;
 }
 
+kernels::KvWriteArgs CpuBackend::KvWriteOf(const AttentionOp& attention, const LayerKv& kv,
+                                           const Buffer& qkv, int64_t row) {
+  const int dim = attention.dims.key;
+  const int64_t query_width = int64_t{attention.projected_heads} * dim;
+  const int64_t key_width = int64_t{attention.projected_kv_heads} * dim;
+  const float* const token = qkv.data.data() + row * qkv.width;
+  return {.cache = kv.cache,
+          .open = kv.open,
+          .heads = attention.kv_heads,
+          .k = token + query_width + int64_t{attention.first_kv_head} * dim,
+          .v = attention.dims.prefix ? nullptr : token + query_width + key_width,
+          .token_stride = qkv.width};
+}
+
+CpuBackend::LayerKv CpuBackend::StoreAlone(const AttentionOp& attention, LayerKv kv,
+                                           const Buffer& qkv, int64_t row, int head) const {
+  static constexpr int32_t kTable = 0;
+  thread_local AlignedBuffer<std::byte> cache, open;
+  const auto place = [](AlignedBuffer<std::byte>& memory, kernels::KvView& view) {
+    if (memory.size() < view.head_stride) memory = AlignedBuffer<std::byte>(view.head_stride);
+    view.base = memory.data();
+    view.block_table = &kTable;
+  };
+  place(cache, kv.cache);
+  if (kv.open.base != nullptr) place(open, kv.open);
+  kernels::KvWriteArgs write = KvWriteOf(attention, kv, qkv, row);
+  write.heads = 1;
+  write.k += int64_t{head} * attention.dims.key;
+  if (write.v != nullptr) write.v += int64_t{head} * attention.dims.value;
+  ops_.kv_write(write, 0, 1);
+  return kv;
+}
+
+void CpuBackend::StoreFirstRow(const AttentionOp& attention, const LayerKv& layer,
+                               const Buffer& qkv, const StepSequence& sequence) const {
+  const kernels::KvView& open = layer.open;
+  if (open.base == nullptr) return;
+  const int64_t first = kernels::KvFirstOffset(open.dims);
+  for (int head = 0; head < attention.kv_heads; ++head) {
+    const LayerKv alone = StoreAlone(attention, layer, qkv, sequence.row_begin, head);
+    std::memcpy(open.base + sequence.handle * open.block_stride + head * open.head_stride + first,
+                alone.open.base + first, static_cast<size_t>(open.head_stride - first));
+  }
+}
+
 void CpuBackend::SealRuns(const AttentionOp& attention) {
   const LayerKv layer = KvOf(attention);
   if (layer.open.base == nullptr) return;
@@ -303,16 +349,12 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
   if (begin >= end) return;
 
   NormHeads(attention, qkv, begin, end);
-  const int dim = attention.dims.key;
-  const int64_t query_width = int64_t{attention.projected_heads} * dim;
-  const int64_t key_width = int64_t{attention.projected_kv_heads} * dim;
-  const int64_t first_key = query_width + int64_t{attention.first_kv_head} * dim;
   if (attention.rope.valid()) {
     const kernels::RopeTable& table = *ropes_[attention.rope.index()];
     kernels::RopeArgs rope{.x = qkv.data.data() + attention.rope_at,
                            .token_stride = qkv.width,
                            .heads = attention.projected_heads + attention.projected_kv_heads,
-                           .head_stride = dim,
+                           .head_stride = attention.dims.key,
                            .dim = table.dim(),
                            .positions = inputs_.positions.data(),
                            .table = table.data()};
@@ -324,18 +366,15 @@ void CpuBackend::RopeAndStoreRows(const AttentionOp& attention, Buffer& qkv, int
     const int index = row_sequences_[row];
     const StepSequence& sequence = inputs_.sequences[index];
     const int64_t last = std::min<int64_t>(end, sequence.row_begin + sequence.row_count);
-    const float* token = qkv.data.data() + sequence.row_begin * qkv.width;
-    const LayerKv kv = KvOf(layer, attention, index);
-    kernels::KvWriteArgs write{
-        .cache = kv.cache,
-        .open = kv.open,
-        .first_position = sequence.first_position,
-        .heads = attention.kv_heads,
-        .k = token + first_key,
-        .v = attention.dims.prefix ? nullptr : token + query_width + key_width,
-        .token_stride = qkv.width};
-    ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
-                  static_cast<int>(last - sequence.row_begin));
+    if (sequence.is_first_row) {
+      StoreFirstRow(attention, layer, qkv, sequence);
+    } else {
+      kernels::KvWriteArgs write =
+          KvWriteOf(attention, KvOf(layer, attention, index), qkv, sequence.row_begin);
+      write.first_position = sequence.first_position;
+      ops_.kv_write(write, static_cast<int>(row - sequence.row_begin),
+                    static_cast<int>(last - sequence.row_begin));
+    }
     row = last;
   }
 }
@@ -400,7 +439,9 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
     const int first = kv_head * group + static_cast<int>(i % cuts) * most;
     const int last = std::min(first + most, (kv_head + 1) * group);
     const StepSequence& sequence = inputs_.sequences[item.sequence];
-    const LayerKv kv = KvOf(layer, attention, item.sequence);
+    const LayerKv kv = sequence.is_first_row
+                           ? StoreAlone(attention, layer, qkv, sequence.row_begin, kv_head)
+                           : KvOf(layer, attention, item.sequence);
     // Heads whose results lie side by side are one call.
     for (int head = first; head < last;) {
       int heads = 1;
@@ -411,7 +452,7 @@ void CpuBackend::Attend(const AttentionOp& attention, BufferHandle in, BufferHan
       const int64_t query = int64_t{attention.first_head + head} * dim;
       kernels::AttentionArgs args{.cache = kv.cache,
                                   .open = kv.open,
-                                  .kv_head = kv_head,
+                                  .kv_head = sequence.is_first_row ? 0 : kv_head,
                                   .first_position = sequence.first_position,
                                   .heads = heads,
                                   .q = qkv.data.data() + sequence.row_begin * qkv.width + query,

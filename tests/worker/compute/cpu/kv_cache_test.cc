@@ -111,9 +111,10 @@ TEST(KvCacheTest, RunsAreBlocksOfAllLayers) {
     if (open.base == nullptr) continue;
     EXPECT_EQ(open.base - cache->OpenRuns(0).base, open_end);
     EXPECT_EQ(open.block_stride, shape.open_bytes);
-    // 64 tokens of what is kept by runs, in bf16.
-    EXPECT_EQ(open.head_stride, 64 * 2 * (HasRuns(view.format.key) ? 32 : 0) +
-                                    64 * 2 * (HasRuns(view.format.value) ? 48 : 0));
+    // 64 tokens of what is kept by runs, in bf16, and position 0, filled up.
+    const int elements =
+        (HasRuns(view.format.key) ? 32 : 0) + (HasRuns(view.format.value) ? 48 : 0);
+    EXPECT_EQ(open.head_stride, 64 * 2 * elements + (2 * elements + 63) / 64 * 64);
     open_end += 2 * open.head_stride;
   }
   EXPECT_EQ(shape.bytes_per_block(), end);
@@ -125,8 +126,16 @@ TEST(KvCacheTest, RunsAreBlocksOfAllLayers) {
   std::memset(run(0, 0), 1, shape.open_bytes);
   cache->CopyRun(2, 0, 1);
   EXPECT_EQ(run(0, 1)[0], std::byte{0});
-  EXPECT_EQ(run(2, 1)[0], std::byte{1});
-  EXPECT_EQ(run(3, 1)[-1], std::byte{1});
+  // The four records of each head, and not position 0 behind them.
+  const kernels::KvView open = cache->OpenRuns(2);
+  const std::int64_t first = kernels::KvFirstOffset(open.dims);
+  for (int head = 0; head < 2; ++head) {
+    const std::byte* const at = run(2, 1) + head * open.head_stride;
+    EXPECT_EQ(at[0], std::byte{1});
+    EXPECT_EQ(at[first - 1], std::byte{1});
+    EXPECT_EQ(at[first], std::byte{0});
+    EXPECT_EQ(at[open.head_stride - 1], std::byte{0});
+  }
   EXPECT_EQ(run(3, 1)[0], std::byte{0});
   cache->CopyRun(0, 1);
   EXPECT_EQ(0, std::memcmp(run(0, 0), run(0, 1), shape.open_bytes));
