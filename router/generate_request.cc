@@ -74,7 +74,11 @@ absl::Status CheckPrompt(ApiRequest& api, const RequestLimits& limits, const Mod
   }
   const auto& tokens = std::get<std::vector<std::int64_t>>(api.prompt);
   if (tokens.empty()) return InvalidField("prompt", "prompt must have at least one token");
-  if (tokens.size() > model.max_context) {
+  if (api.truncate_prompt_tokens.has_value()) {
+    if (auto s = CheckCount("prompt", tokens.size(), "tokens", limits.max_tokenized); !s.ok()) {
+      return s;
+    }
+  } else if (tokens.size() > model.max_context) {
     return WithField(absl::OutOfRangeError(Cat("the prompt has ", tokens.size(),
                                                " tokens; the model's context is ",
                                                model.max_context, " tokens")),
@@ -117,19 +121,21 @@ absl::Status CheckSize(const Parameter&, const T&, const RequestLimits&) {
 absl::Status CheckSize(const Parameter& row, const std::string& text, const RequestLimits& limits) {
   return CheckBytes(row.name, text, limits.max_label_bytes);
 }
-absl::Status CheckSize(const Parameter& row, const std::vector<std::string>& stops,
+absl::Status CheckSize(const Parameter& row, const std::vector<std::string>& strings,
                        const RequestLimits& limits) {
-  if (auto s = CheckCount(row.name, stops.size(), "strings", limits.max_stop_strings); !s.ok()) {
-    return s;
-  }
-  for (const std::string& stop : stops) {
-    if (auto s = CheckBytes(row.name, stop, limits.max_stop_bytes); !s.ok()) return s;
+  const bool stops = row.name == ParameterNamed("stop").name;
+  const std::size_t most = stops ? limits.max_stop_strings : limits.max_bad_words;
+  if (auto s = CheckCount(row.name, strings.size(), "strings", most); !s.ok()) return s;
+  for (const std::string& each : strings) {
+    if (auto s = CheckBytes(row.name, each, limits.max_stop_bytes); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
 absl::Status CheckSize(const Parameter& row, const std::vector<std::int64_t>& tokens,
                        const RequestLimits& limits) {
-  return CheckCount(row.name, tokens.size(), "entries", limits.max_stop_tokens);
+  const bool stops = row.name == ParameterNamed("stop_token_ids").name;
+  return CheckCount(row.name, tokens.size(), "entries",
+                    stops ? limits.max_stop_tokens : SamplingParams::kMaxAllowed);
 }
 absl::Status CheckSize(const Parameter& row,
                        const std::vector<std::pair<std::int64_t, double>>& biases,
@@ -145,9 +151,11 @@ template <class T>
 requires std::is_arithmetic_v<T> absl::Status CheckValue(const Parameter& row,
                                                          const std::optional<T>& value,
                                                          const Bounds& bounds) {
-  const double low = std::min(row.range.low, row.exceptions.also_default.value_or(row.range.low));
-  const double high = MaxOf(row.range, bounds);
   if (!value) return absl::OkStatus();
+  double low = std::min(row.range.low, row.exceptions.also_default.value_or(row.range.low));
+  const double high = MaxOf(row.range, bounds);
+  // What stands for the default may lie apart from the range.
+  if (*value > low && *value < row.range.low) low = row.range.low;
   const std::string error = RangeError(row, *value, static_cast<T>(low), static_cast<T>(high));
   if (error.empty()) return absl::OkStatus();
   // More tokens than fit the context are refused once the prompt's length is known. Here only
@@ -166,12 +174,16 @@ absl::Status CheckValue(const Parameter&, const std::optional<std::uint64_t>&, c
 absl::Status CheckValue(const Parameter& row, const std::string& text, const Bounds& bounds) {
   return CheckText(row.name, text, bounds.limits.max_label_bytes);
 }
-absl::Status CheckValue(const Parameter& row, const std::vector<std::string>& stops,
+absl::Status CheckValue(const Parameter& row, const std::vector<std::string>& strings,
                         const Bounds& bounds) {
-  if (auto s = CheckSize(row, stops, bounds.limits); !s.ok()) return s;
-  for (const std::string& stop : stops) {
-    if (stop.empty()) return InvalidField(row.name, "a stop string must not be empty");
-    if (!IsValidUtf8(stop)) return InvalidField(row.name, Cat(row.name, " is not valid UTF-8"));
+  if (auto s = CheckSize(row, strings, bounds.limits); !s.ok()) return s;
+  for (const std::string& each : strings) {
+    if (each.empty()) {
+      const bool stops = row.name == ParameterNamed("stop").name;
+      return InvalidField(
+          row.name, stops ? "a stop string must not be empty" : "a bad word must not be empty");
+    }
+    if (!IsValidUtf8(each)) return InvalidField(row.name, Cat(row.name, " is not valid UTF-8"));
   }
   return absl::OkStatus();
 }
@@ -259,6 +271,19 @@ absl::Status CheckSequences(const ApiRequest& api) {
   return absl::OkStatus();
 }
 
+// Whether a first token is left.
+absl::Status CheckAllowed(const ApiRequest& api, const ModelLimits& model) {
+  if (api.allowed_token_ids.empty() || api.min_tokens.value_or(0) == 0) return absl::OkStatus();
+  const std::vector<TokenId> stops = StopTokens(api, model);
+  const bool left = std::any_of(
+      api.allowed_token_ids.begin(), api.allowed_token_ids.end(), [&](std::int64_t token) {
+        return !std::binary_search(stops.begin(), stops.end(), static_cast<TokenId>(token));
+      });
+  return left ? absl::OkStatus()
+              : InvalidField("allowed_token_ids",
+                             "allowed_token_ids has only end tokens, which min_tokens excludes");
+}
+
 absl::Status CheckBeams(const ApiRequest& api, const Bounds& bounds) {
   if (!api.use_beam_search) return CheckDefaults(api, Modes::kBeams, " needs beam search");
   for (const Parameter& row : kParameters) {
@@ -313,6 +338,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   }
   if (auto s = CheckText("tenant", api.tenant, limits_.max_label_bytes); !s.ok()) return s;
   if (auto s = CheckSequences(api); !s.ok()) return s;
+  if (auto s = CheckAllowed(api, model); !s.ok()) return s;
   if (auto s = CheckBeams(api, bounds); !s.ok()) return s;
 
   for (const Parameter& row : kParameters) {

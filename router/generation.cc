@@ -21,7 +21,10 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       start_ns_(environment.clock->NowNs() - api.waited_ns),
       max_tokens_(api.max_tokens),
       default_max_tokens_(api.default_max_tokens),
+      truncate_prompt_(api.truncate_prompt_tokens),
       stop_strings_(api.stop),
+      named_stops_(api.stop_token_ids.begin(), api.stop_token_ids.end()),
+      text_has_stop_(api.include_stop_str_in_output),
       wanted_(static_cast<std::size_t>(*api.n)),
       scored_(api.best_of.value_or(1) > 1 && !api.use_beam_search),
       parent_span_(api.trace.span),
@@ -31,7 +34,9 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
   // A message of a chat is a text by itself; a completion goes on with the prompt.
   const bool begins_text = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
   for (std::uint32_t i = 0; i < request_.sequences; ++i) {
-    choices_.emplace_back(environment_.tokenizer, begins_text, stop_strings_).delta.choice = i;
+    choices_
+        .emplace_back(environment_.tokenizer, api.skip_special_tokens, begins_text, stop_strings_)
+        .delta.choice = i;
   }
   io_loop_->Add(identity_.id, this);
   environment_.metrics->OnStarted();
@@ -117,10 +122,15 @@ absl::Status GenerationImpl::ResolveLength(std::size_t prompt_tokens) {
   return absl::OkStatus();
 }
 
-void GenerationImpl::OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt) {
+void GenerationImpl::OnEncoded(absl::StatusOr<Encoded> encoded) {
   if (done_ || cancelled_) return;
-  absl::Status status = prompt.status();
-  if (status.ok()) status = ResolveLength(prompt->size());
+  absl::Status status = encoded.status();
+  if (status.ok() && truncate_prompt_.has_value()) {
+    std::vector<TokenId>& prompt = encoded->prompt;
+    const auto most = static_cast<std::size_t>(*truncate_prompt_);
+    if (prompt.size() > most) prompt.erase(prompt.begin(), prompt.end() - *truncate_prompt_);
+  }
+  if (status.ok()) status = ResolveLength(encoded->prompt.size());
   if (status.ok() && TimeIsUp()) {
     status = absl::DeadlineExceededError("the request's time ran out before it was admitted");
   }
@@ -128,7 +138,8 @@ void GenerationImpl::OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt) {
     CountRefusal(status);
     return Finish(std::move(status), Usage{});
   }
-  request_.prompt = *std::move(prompt);
+  request_.prompt = std::move(encoded->prompt);
+  request_.sampling.bad_words = std::move(encoded->bad_words);
   tracker_.emplace(std::move(request_), environment_.max_attempts);
   listener_->OnPrompt({tracker_->request().prompt});
   // The listener may have cancelled in OnPrompt, before there was anything to cancel.
@@ -175,9 +186,8 @@ void GenerationImpl::Handle(TokenEvent event) {
   const TokenId token = event.sampled.token;
   choice.score.Add(event.sampled.logprob);
   choice.delta.tokens.push_back(std::move(event.sampled));
-  // A token that ends the sequence gives no text.
-  const std::string text =
-      IsStopToken(token) ? choice.detokenizer.Flush() : choice.detokenizer.Push(token);
+  const bool has_text = text_has_stop_ || !IsStopToken(token);
+  const std::string text = has_text ? choice.detokenizer.Push(token) : choice.detokenizer.Flush();
   AddText(event.sequence, text);
 }
 
@@ -190,6 +200,7 @@ bool GenerationImpl::AddText(SequenceIndex sequence, std::string_view text) {
   StopMatcher::Result result = choice.stops.Append(text);
   choice.delta.text += result.text;
   if (!result.stop) return false;
+  if (text_has_stop_) choice.delta.text += stop_strings_[*result.stop];
   // The token that completed the stop string is the last that counts.
   const auto keep = static_cast<std::uint32_t>(tracker_->tokens(sequence).size());
   if (auto cancel = tracker_->EndSequence(sequence, keep)) environment_.engine->Cancel(*cancel);
@@ -206,6 +217,8 @@ void GenerationImpl::Handle(const SequenceEnd& event) {
   const std::vector<TokenId>& tokens = tracker_->tokens(event.sequence);
   if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
     end.stop_token = tokens.back();
+    end.is_end_token =
+        std::find(named_stops_.begin(), named_stops_.end(), tokens.back()) == named_stops_.end();
   }
   if (event.reason == FinishReason::kDeadline) CountDeadline();
   if (tracker_->request().beam && !tokens.empty()) end.score = event.score;

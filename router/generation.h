@@ -61,8 +61,13 @@ class GenerationImpl final : public Generation {
   void Expire() override;
   const std::string& id() const override { return identity_.public_id; }
 
+  // What of a request has to be encoded.
+  struct Encoded {
+    std::vector<TokenId> prompt;
+    std::vector<std::vector<TokenId>> bad_words;
+  };
   // Called when the prompt is encoded. Submits it, or ends the request on an error.
-  void OnEncoded(absl::StatusOr<std::vector<TokenId>> prompt);
+  void OnEncoded(absl::StatusOr<Encoded> encoded);
   void OnEvent(EngineEvent event);
   // Ends the generation without a call to engine or listener. No event reaches it afterwards.
   void Detach();
@@ -76,9 +81,9 @@ class GenerationImpl final : public Generation {
   // One sequence: a choice of the answer, or a candidate for one if fewer choices than
   // sequences come back.
   struct Choice {
-    Choice(const model::Tokenizer* tokenizer, bool begins_text,
+    Choice(const model::Tokenizer* tokenizer, bool skip_special, bool begins_text,
            const std::vector<std::string>& stop_strings)
-        : detokenizer(tokenizer, /*skip_special=*/true, begins_text), stops(stop_strings) {}
+        : detokenizer(tokenizer, skip_special, begins_text), stops(stop_strings) {}
     model::IncrementalDetokenizer detokenizer;
     StopMatcher stops;
     Delta delta;  // not yet handed out
@@ -128,7 +133,10 @@ class GenerationImpl final : public Generation {
   const std::int64_t start_ns_;
   const std::optional<std::int64_t> max_tokens_;
   const std::optional<std::uint32_t> default_max_tokens_;
+  const std::optional<std::int64_t> truncate_prompt_;
   const std::vector<std::string> stop_strings_;
+  const std::vector<TokenId> named_stops_;  // the client's stop tokens
+  const bool text_has_stop_;
   const std::size_t wanted_;  // choices of the answer
   const bool scored_;         // choices end with their mean log-probability
   const std::uint64_t parent_span_;

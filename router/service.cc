@@ -60,6 +60,29 @@ class Encoder {
 
   bool can_chat() const { return chat_template_ != nullptr; }
 
+  // The tokens of each word at the begin of a text and those behind a space, without the spaces
+  // that it begins with.
+  absl::StatusOr<std::vector<std::vector<TokenId>>> EncodeBadWords(
+      const std::vector<std::string>& words) const {
+    std::vector<std::vector<TokenId>> encoded;
+    const model::EncodeOptions options{.parse_special = false,
+                                       .add_special = false,
+                                       .max_tokens = SamplingParams::kMaxBadWordTokens};
+    for (const std::string& word : words) {
+      const std::size_t begin = word.find_first_not_of(" \t\n\r\f\v");
+      const std::string text = begin == std::string::npos ? word : word.substr(begin);
+      auto alone = Blame("bad_words", tokenizer_->Encode(text, options), options);
+      auto spaced = Blame("bad_words", tokenizer_->Encode(Cat(" ", text), options), options);
+      if (!alone.ok()) return alone.status();
+      if (!spaced.ok()) return spaced.status();
+      if (alone->empty()) return InvalidField("bad_words", "a bad word has no tokens");
+      const bool differ = *spaced != *alone;
+      encoded.push_back(*std::move(alone));
+      if (differ) encoded.push_back(*std::move(spaced));
+    }
+    return encoded;
+  }
+
   absl::StatusOr<std::vector<TokenId>> Encode(const Input& input,
                                               const model::EncodeOptions& options,
                                               bool add_generation_prompt) const {
@@ -322,6 +345,10 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   }
   std::sort(request.sampling.logit_bias.begin(), request.sampling.logit_bias.end(),
             [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; });
+  std::vector<TokenId>& allowed = request.sampling.allowed_tokens;
+  allowed.assign(api.allowed_token_ids.begin(), api.allowed_token_ids.end());
+  std::sort(allowed.begin(), allowed.end());
+  allowed.erase(std::unique(allowed.begin(), allowed.end()), allowed.end());
   if (api.seed) {
     request.sampling.seed = *api.seed;
   } else if (!api.client_request_id.empty()) {
@@ -379,27 +406,47 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
       options_.max_attempts, options_.on_over};
   auto generation = std::make_unique<GenerationImpl>(
       environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
-  const auto deliver = [state, id](absl::StatusOr<std::vector<TokenId>> prompt) {
-    state->Run([id, prompt = std::move(prompt)](IoLoopState& io_loop_state) mutable {
-      if (GenerationImpl* self = io_loop_state.Find(id)) self->OnEncoded(std::move(prompt));
+  using Encoded = GenerationImpl::Encoded;
+  const auto deliver = [state, id](absl::StatusOr<Encoded> encoded) {
+    state->Run([id, encoded = std::move(encoded)](IoLoopState& io_loop_state) mutable {
+      if (GenerationImpl* self = io_loop_state.Find(id)) self->OnEncoded(std::move(encoded));
     });
   };
+  Encoded encoded;
+  std::optional<Input> input;  // none: the prompt is encoded
+  std::size_t bytes = 0;
   if (const auto* tokens = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
-    deliver(std::vector<TokenId>(tokens->begin(), tokens->end()));
+    encoded.prompt.assign(tokens->begin(), tokens->end());
+  } else if (auto* text = std::get_if<std::string>(&api.prompt)) {
+    input.emplace(std::move(*text));
+  } else {
+    input.emplace(std::get<std::vector<ChatTurn>>(std::move(api.prompt)));
+  }
+  if (input.has_value()) bytes = InputBytes(*input);
+  for (const std::string& word : api.bad_words) bytes += word.size();
+  if (!input.has_value() && api.bad_words.empty()) {
+    deliver(std::move(encoded));
     return generation;
   }
-  Input input = std::holds_alternative<std::string>(api.prompt)
-                    ? Input(std::get<std::string>(std::move(api.prompt)))
-                    : Input(std::get<std::vector<ChatTurn>>(std::move(api.prompt)));
-  const std::size_t bytes = InputBytes(input);
+  const bool cuts = api.truncate_prompt_tokens.has_value();  // what is left fits the context
   const bool queued = pool_.TryRun(
       api.tenant, bytes,
-      [&model, input = std::move(input), deliver, add_special = api.add_special_tokens,
-       max_tokens = limits.max_context] {
-        deliver(OrNoMemory([&] {
-          return model.encoder.Encode(
-              input, {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens},
+      [&model, input = std::move(input), encoded = std::move(encoded),
+       bad_words = std::move(api.bad_words), deliver, add_special = api.add_special_tokens,
+       max_tokens = cuts ? options_.limits.max_tokenized : limits.max_context, cuts]() mutable {
+        deliver(OrNoMemory([&]() -> absl::StatusOr<Encoded> {
+          auto words = model.encoder.EncodeBadWords(bad_words);
+          if (!words.ok()) return words.status();
+          encoded.bad_words = *std::move(words);
+          if (!input.has_value()) return std::move(encoded);
+          auto prompt = model.encoder.Encode(
+              *input,
+              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens},
               /*add_generation_prompt=*/true);
+          if (cuts && absl::IsOutOfRange(prompt.status())) return TooManyTokens(*input, max_tokens);
+          if (!prompt.ok()) return prompt.status();
+          encoded.prompt = *std::move(prompt);
+          return std::move(encoded);
         }));
       },
       generation->abandoned());

@@ -79,6 +79,8 @@ struct ChoiceEnd {
   // The stop string or token that matched, if one did.
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
+  // The token is one of the model's own, which the client did not name.
+  bool is_end_token = false;
   // With best_of > 1 it is the mean log-probability of the choice's tokens. With beam search
   // it is the sequence's score (BeamOptions). None without tokens.
   std::optional<float> score;

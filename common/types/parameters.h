@@ -34,15 +34,20 @@ struct RequestParameters {
   std::optional<double> temperature;  // 0 is greedy
   std::optional<double> top_p;
   std::optional<std::int64_t> top_k;
+  std::optional<double> top_n_sigma;
   std::optional<double> min_p;
   std::optional<double> typical_p;
+  std::optional<double> xtc_probability, xtc_threshold;
   std::optional<double> frequency_penalty, presence_penalty, repetition_penalty;
   std::vector<std::pair<std::int64_t, double>> logit_bias;  // by token id
+  std::vector<std::int64_t> allowed_token_ids;              // empty: all
+  std::vector<std::string> bad_words;                       // never in the output
   std::optional<std::uint64_t> seed;                        // absent: see InferenceService::Start
 
   std::vector<std::string> stop;             // cut from the output
   std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;                   // the model's end tokens do not stop
+  bool include_stop_str_in_output = false;   // the text has what stopped it, too
   // Output tokens; 0 computes the prompt only.
   std::optional<std::int64_t> max_tokens;
   // Nothing stops a choice within its first min_tokens output tokens.
@@ -69,7 +74,10 @@ struct RequestParameters {
 
   // Text prompts only: whether to add the tokens that the tokenizer adds by itself (BOS).
   bool add_special_tokens = true;
-  bool return_token_ids = false;  // the answer has the ids of its tokens
+  bool return_token_ids = false;    // the answer has the ids of its tokens
+  bool skip_special_tokens = true;  // control tokens give no text
+  // Only so many tokens of the prompt are used, the last ones.
+  std::optional<std::int64_t> truncate_prompt_tokens;
 };
 
 // An upper bound that is not a constant.
@@ -144,8 +152,14 @@ inline constexpr Parameter kRows[] = {
     {"top_p", "sampling.top_p", &R::top_p, kShareAbove0, 1, kSampling, &S::top_p},
     {"top_k", "sampling.top_k", &R::top_k, From(0, Limit::kVocabulary), 0, kSampling,
      &S::top_k, {.also_default = -1}},
+    {"top_n_sigma", "sampling.top_n_sigma", &R::top_n_sigma, {0, 100}, 0, kSampling,
+     &S::top_n_sigma, {.also_default = -1}},
     {"min_p", "sampling.min_p", &R::min_p, kShare, 0, kSampling, &S::min_p},
     {"typical_p", "sampling.typical_p", &R::typical_p, kShareAbove0, 1, kSampling, &S::typical_p},
+    {"xtc_probability", "sampling.xtc_probability", &R::xtc_probability, kShare, 0, kSampling,
+     &S::xtc_probability},
+    {"xtc_threshold", "sampling.xtc_threshold", &R::xtc_threshold, kShare, 0.1f, kSampling,
+     &S::xtc_threshold},  // gRPC's 0.1 is a float
     {"frequency_penalty", "sampling.frequency_penalty", &R::frequency_penalty, {-2, 2}, 0,
      kSampling, &S::frequency_penalty},
     {"presence_penalty", "sampling.presence_penalty", &R::presence_penalty, {-2, 2}, 0,
@@ -154,9 +168,12 @@ inline constexpr Parameter kRows[] = {
      {0.01f, 100}, 1, kSampling, &S::repetition_penalty},  // gRPC's 0.01 is a float
     {"logit_bias", "sampling.logit_bias", &R::logit_bias, {-S::kMaxBias, S::kMaxBias}, {},
      kSampling},
+    {"allowed_token_ids", "sampling.allowed_token_ids", &R::allowed_token_ids, {}, {}, kSampling},
+    {"bad_words", "sampling.bad_words", &R::bad_words, {}, {}, kSampling},
     {"stop", "stop.strings", &R::stop},
     {"stop_token_ids", "stop.token_ids", &R::stop_token_ids},
     {"ignore_eos", "stop.ignore_eos", &R::ignore_eos},
+    {"include_stop_str_in_output", "stop.include_in_output", &R::include_stop_str_in_output},
     {"max_tokens", "max_tokens", &R::max_tokens, From(0, Limit::kContext)},
     {"min_tokens", "stop.min_tokens", &R::min_tokens, From(0, Limit::kMaxTokens), 0, kSampling},
     {"seed", "sampling.seed", &R::seed, {}, {}, kSampling},
@@ -177,6 +194,9 @@ inline constexpr Parameter kRows[] = {
     {"add_special_tokens", "add_special_tokens", &R::add_special_tokens, {}, {}, kAll,
      {}, {.http = false}},
     {"return_token_ids", "return_token_ids", &R::return_token_ids},
+    {"skip_special_tokens", "skip_special_tokens", &R::skip_special_tokens},
+    {"truncate_prompt_tokens", "truncate_prompt_tokens", &R::truncate_prompt_tokens,
+     From(1, Limit::kContext)},
 };
 // clang-format on
 }  // namespace parameters

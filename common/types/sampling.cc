@@ -48,6 +48,47 @@ absl::Status CheckBias(const std::vector<LogitBias>& biases, std::uint32_t vocab
   return absl::OkStatus();
 }
 
+absl::Status CheckAllowed(const std::vector<TokenId>& tokens, std::uint32_t vocab_size) {
+  if (tokens.size() > SamplingParams::kMaxAllowed) {
+    return absl::InvalidArgumentError(absl::StrCat("allowed_token_ids has ", tokens.size(),
+                                                   " tokens; at most ", SamplingParams::kMaxAllowed,
+                                                   " are allowed"));
+  }
+  TokenId last = -1;
+  for (const TokenId token : tokens) {
+    if (token <= last || static_cast<std::uint32_t>(token) >= vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("allowed_token_ids: token ", token,
+                                                     " is outside the vocabulary of ", vocab_size,
+                                                     ", or the tokens do not ascend"));
+    }
+    last = token;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBadWords(const std::vector<std::vector<TokenId>>& words,
+                           std::uint32_t vocab_size) {
+  if (words.size() > SamplingParams::kMaxBadWords) {
+    return absl::InvalidArgumentError(absl::StrCat("bad_words has ", words.size(),
+                                                   " lists of tokens; at most ",
+                                                   SamplingParams::kMaxBadWords, " are allowed"));
+  }
+  for (const std::vector<TokenId>& word : words) {
+    if (word.empty() || word.size() > SamplingParams::kMaxBadWordTokens) {
+      return absl::InvalidArgumentError(absl::StrCat("bad_words: a word has ", word.size(),
+                                                     " tokens; it must have 1 to ",
+                                                     SamplingParams::kMaxBadWordTokens));
+    }
+    for (const TokenId token : word) {
+      if (token < 0 || static_cast<std::uint32_t>(token) >= vocab_size) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("bad_words: token ", token, " is outside the vocabulary of ", vocab_size));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTop(const char* name, std::int32_t top) {
   if (top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " must be ", LogprobSpec::kOff, " to ",
@@ -61,6 +102,8 @@ absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_s
   ForEachOfSampler(
       [&](const Parameter& row, auto member) { s.Update(CheckRange(row, sampling.*member)); });
   s.Update(CheckBias(sampling.logit_bias, vocab_size));
+  s.Update(CheckAllowed(sampling.allowed_tokens, vocab_size));
+  s.Update(CheckBadWords(sampling.bad_words, vocab_size));
   return s;
 }
 

@@ -16,14 +16,18 @@ struct LogitBias {
   bool operator==(const LogitBias&) const = default;
 };
 
-// How a token is drawn from a row of logits. First the logits are changed, in this order:
-// logit bias, repetition, frequency and presence penalty. These depend only on the tokens
-// before the row, so an answer that is resumed goes on as it would have without a break.
-// Then filters keep some tokens, in this order: min-p, top-k, top-p, typical-p. One of the tokens
-// that are left is drawn at the temperature.
+// How a token is drawn from a row of logits. First the logits are changed, in this order: tokens
+// that are not allowed and the ends of bad words go, then come logit bias, repetition, frequency
+// and presence penalty. These depend only on the tokens before the row, so an answer that is
+// resumed goes on as it would have without a break. Then filters keep some tokens, in this order:
+// top-n-sigma, min-p, top-k, top-p, typical-p, XTC. One of the tokens that are left is drawn at the
+// temperature.
 struct SamplingParams {
   static constexpr float kMaxBias = 100;  // as low as -100
   static constexpr std::size_t kMaxBiases = 1024;
+  static constexpr std::size_t kMaxAllowed = 4096;
+  static constexpr std::size_t kMaxBadWords = 128;
+  static constexpr std::size_t kMaxBadWordTokens = 512;  // of one
 
   // 0 means greedy: arg-max of the changed logits, ties to the lowest id.
   float temperature = 1.0f;
@@ -31,6 +35,9 @@ struct SamplingParams {
   std::int32_t top_k = 0;
   // Keep the smallest set of best tokens whose mass reaches top_p; 1 keeps all.
   float top_p = 1.0f;
+  // Keep tokens whose logit is at most so many standard deviations below the largest one (Tang et
+  // al. 2024, arXiv:2411.07641); 0 keeps all.
+  float top_n_sigma = 0.0f;
   // Keep tokens that are at least this share as likely as the best one; 0 keeps all.
   float min_p = 0.0f;
   // Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): of the tokens that the
@@ -38,6 +45,12 @@ struct SamplingParams {
   // tokens whose surprise, -log p, is nearest to its mean, the entropy (ties with the last
   // stay). The best token need not be among them. 1 keeps all.
   float typical_p = 1.0f;
+  // XTC, "exclude top choices" (p-e-w 2024, github.com/oobabooga/text-generation-webui/pull/6335):
+  // with this probability, which each output token draws anew, those tokens go that are at least
+  // xtc_threshold likely among what the filters before left, but for the least likely of them (and
+  // its ties). So one of two or more good tokens stays, and never the best. 0: never.
+  float xtc_probability = 0.0f;
+  float xtc_threshold = 0.1f;
   // For each token in the prompt or the output, a positive logit is divided by this and a
   // negative one is multiplied by it (Keskar et al. 2019, arXiv:1909.05858, 4.1). 1 changes
   // none.
@@ -48,6 +61,10 @@ struct SamplingParams {
   float presence_penalty = 0.0f;
   // Added to the logits. The tokens are ascending and unique.
   std::vector<LogitBias> logit_bias;
+  // No other token is drawn; ascending and unique. Empty: any token may be drawn.
+  std::vector<TokenId> allowed_tokens;
+  // No token is drawn that would complete one of these at the end of the output. None is empty.
+  std::vector<std::vector<TokenId>> bad_words;
   // The noise of a token is a hash of (SequenceSeed, output index, token id).
   std::uint64_t seed = 0;
 

@@ -32,6 +32,12 @@ void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
     proto->add_biased_tokens(entry.token);
     proto->add_biases(entry.bias);
   }
+  for (const std::vector<TokenId>& word : sampling.bad_words) {
+    proto->mutable_bad_word_tokens()->Add(word.begin(), word.end());
+    proto->add_bad_word_lengths(static_cast<std::uint32_t>(word.size()));
+  }
+  proto->mutable_allowed_tokens()->Assign(sampling.allowed_tokens.begin(),
+                                          sampling.allowed_tokens.end());
 }
 
 absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
@@ -40,7 +46,13 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   const auto biases = static_cast<std::size_t>(proto.biases_size());
   absl::Status s = columns::CheckRows(tokens, proto.biased_tokens_size(), biases);
   s.Update(columns::CheckTokens(tokens, proto.biased_tokens()));
-  sampling = {.logit_bias = {}, .seed = proto.seed()};
+  s.Update(columns::CheckTokens(absl::StrCat(field, ".allowed_tokens"), proto.allowed_tokens()));
+  const std::string bad_words = absl::StrCat(field, ".bad_word_tokens");
+  std::uint64_t bad_word_tokens = 0;
+  for (const std::uint32_t length : proto.bad_word_lengths()) bad_word_tokens += length;
+  s.Update(columns::CheckRows(bad_words, proto.bad_word_tokens_size(), bad_word_tokens));
+  s.Update(columns::CheckTokens(bad_words, proto.bad_word_tokens()));
+  sampling = {.logit_bias = {}, .allowed_tokens = {}, .bad_words = {}, .seed = proto.seed()};
   const google::protobuf::Reflection& access = *proto.GetReflection();
   ForEachOfSampler([&](const Parameter& row, auto member) {
     // A sender of an earlier version leaves out what it does not know, which keeps its default.
@@ -62,6 +74,12 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   sampling.logit_bias.reserve(biases);
   for (int i = 0; i < proto.biases_size(); ++i) {
     sampling.logit_bias.push_back({proto.biased_tokens(i), proto.biases(i)});
+  }
+  sampling.allowed_tokens.assign(proto.allowed_tokens().begin(), proto.allowed_tokens().end());
+  auto token = proto.bad_word_tokens().begin();
+  for (const std::uint32_t length : proto.bad_word_lengths()) {
+    sampling.bad_words.emplace_back(token, token + length);
+    token += length;
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@ namespace {
 // Validator allows.
 constexpr int kMaxStops = 1 << 10;
 constexpr int kMaxBiases = 1 << 12;
+constexpr int kMaxAllowed = 1 << 14;
 constexpr int kMaxTokenIds = 1 << 21;
 
 // The Validator uses HTTP's names of fields.
@@ -121,14 +122,20 @@ void ReadValues(const v1::GenerateRequest& request, ApiRequest& api) {
 absl::Status ReadLists(const v1::GenerateRequest& request, ApiRequest& api) {
   const v1::StopParams& stop = request.stop();
   const auto& biases = request.sampling().logit_bias();
+  const auto& allowed = request.sampling().allowed_token_ids();
+  const auto& bad_words = request.sampling().bad_words();
   for (const auto& [field, count, limit] :
        {std::tuple("stop.strings", stop.strings_size(), kMaxStops),
         std::tuple("stop.token_ids", stop.token_ids_size(), kMaxStops),
-        std::tuple("sampling.logit_bias", biases.size(), kMaxBiases)}) {
+        std::tuple("sampling.logit_bias", biases.size(), kMaxBiases),
+        std::tuple("sampling.allowed_token_ids", allowed.size(), kMaxAllowed),
+        std::tuple("sampling.bad_words", bad_words.size(), kMaxStops)}) {
     if (auto status = CheckCount(field, count, limit); !status.ok()) return status;
   }
   api.stop.assign(stop.strings().begin(), stop.strings().end());
   api.stop_token_ids.assign(stop.token_ids().begin(), stop.token_ids().end());
+  api.allowed_token_ids.assign(allowed.begin(), allowed.end());
+  api.bad_words.assign(bad_words.begin(), bad_words.end());
   for (const v1::LogitBias& entry : biases) {
     api.logit_bias.emplace_back(entry.token_id(), entry.bias());
   }

@@ -8,8 +8,6 @@ namespace {
 // vLLM's extensions of the OpenAI API.
 std::vector<ForeignField> OfVllm() {
   return {
-      {"allowed_token_ids", {}},
-      {"bad_words", {Json::array()}},
       {"chat_template", {}},
       {"chat_template_kwargs", {Json::object()}},
       {"detokenize", {true}},
@@ -21,19 +19,16 @@ std::vector<ForeignField> OfVllm() {
       {"guided_regex", {}},
       {"guided_whitespace_pattern", {}, /*ignored=*/true},
       {"include_reasoning", {true}},
-      {"include_stop_str_in_output", {false}},
       {"kv_transfer_params", {}},
       {"logits_processors", {Json::array()}},
       {"media_io_kwargs", {Json::object()}},
       {"mm_processor_kwargs", {Json::object()}},
       {"prompt_embeds", {}},
       {"prompt_logprobs", {}},
-      {"skip_special_tokens", {true}},
       {"spaces_between_special_tokens", {true}},
       {"structural_tag", {}},
       {"structured_outputs", {}},
       {"thinking_token_budget", {}},
-      {"truncate_prompt_tokens", {}},
       {"truncation_side", {}},
       {"vllm_xargs", {Json::object()}},
   };
@@ -80,9 +75,6 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"tfs_z", {1}},
       {"thinking_forced_open", {false}},
       {"timings_per_token", {false}},
-      {"top_n_sigma", {-1, 0}},
-      {"xtc_probability", {0}},
-      {"xtc_threshold", {}, /*ignored=*/true},
   };
 }
 

@@ -31,6 +31,12 @@ void AppendCounts(std::uint64_t prompt_tokens, std::uint64_t output_tokens, std:
              R"(,"total_tokens":)", prompt_tokens + output_tokens);
 }
 
+// Of a choice that has ended.
+void AppendStopReason(std::string_view reason, std::string& out) {
+  out += R"(,"stop_reason":)";
+  out += reason;
+}
+
 void AppendScore(std::optional<float> score, std::string& out) {
   if (!score) return;
   out += R"(,"score":)";
@@ -184,6 +190,12 @@ void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::strin
   Choice& choice = choices_[index];
   choice.finish = FinishName(end.reason);
   choice.score = end.score;
+  if (end.stop_string.has_value()) {
+    choice.stop_reason.clear();
+    AppendJsonString(*end.stop_string, choice.stop_reason);
+  } else if (end.stop_token.has_value() && !end.is_end_token) {
+    choice.stop_reason = Cat(*end.stop_token);
+  }
   if (!header_.form.stream) return;
   FlushEcho(index, out);
   BeginEvent(index, out);
@@ -191,6 +203,7 @@ void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::strin
   AppendLogprobs(choice, out);
   AppendTokenIds({}, index, out);
   AppendScore(choice.score, out);
+  AppendStopReason(choice.stop_reason, out);
   EndEvent(index, choice.finish, out);
 }
 
@@ -226,6 +239,7 @@ void OpenAiAnswer::AppendChoice(std::uint32_t index, std::string& out) {
   AppendLogprobs(choice, out);
   AppendTokenIds(choice.tokens, index, out);
   AppendScore(choice.score, out);
+  AppendStopReason(choice.stop_reason, out);
   out += R"(,"finish_reason":)";
   out += choice.finish;
   out.push_back('}');

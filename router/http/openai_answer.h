@@ -62,6 +62,7 @@ class OpenAiAnswer {
     std::uint32_t output_tokens = 0;
     LogprobText logprobs;
     std::string_view finish;
+    std::string stop_reason = "null";  // JSON
     std::optional<float> score;
   };
 

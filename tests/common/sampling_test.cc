@@ -64,6 +64,16 @@ TEST(Sampling, WhatIsOutsideIsNamed) {
     EXPECT_THAT(Refusal([&](auto& s) { s.logit_bias = bad; }), HasSubstr("logit_bias"));
   }
   EXPECT_THAT(Refusal([](auto& s) { s.logit_bias.resize(1025); }), HasSubstr("at most 1024"));
+  for (const std::vector<TokenId>& bad :
+       std::vector<std::vector<TokenId>>{{-1}, {kVocab}, {3, 3}, {3, 2}}) {
+    EXPECT_THAT(Refusal([&](auto& s) { s.allowed_tokens = bad; }), HasSubstr("allowed_token_ids"));
+  }
+  EXPECT_THAT(Refusal([](auto& s) { s.allowed_tokens.resize(4097); }), HasSubstr("at most 4096"));
+  for (const std::vector<TokenId>& bad :
+       std::vector<std::vector<TokenId>>{{}, {-1}, {0, kVocab}, std::vector<TokenId>(513)}) {
+    EXPECT_THAT(Refusal([&](auto& s) { s.bad_words = {{1}, bad}; }), HasSubstr("bad_words"));
+  }
+  EXPECT_THAT(Refusal([](auto& s) { s.bad_words.assign(129, {1}); }), HasSubstr("at most 128"));
 }
 
 TEST(Sampling, StopsAndLogprobsAreBounded) {

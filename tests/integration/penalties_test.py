@@ -1,4 +1,4 @@
-"""Parameters that change logits before a token is drawn: penalties, bias, min_tokens, min_p."""
+"""Parameters that change logits, or leave tokens out, before a token is drawn."""
 
 import collections
 
@@ -93,6 +93,38 @@ def test_min_p_of_one_is_greedy(server):
     assert complete(server, min_p=0, temperature=1.5, seed=5)[0] != complete(server)[0]
 
 
+def test_filters_at_their_ends_are_greedy(server):
+    greedy = complete(server)[0]
+    # Every token but the best is more than a thousandth of a deviation away.
+    assert complete(server, top_n_sigma=0.001, temperature=1.5, seed=5)[0] == greedy
+    # Two tokens are left, and the better one is taken away.
+    _, tops = complete(server, max_tokens=1)
+    second = sorted(tops[0], key=tops[0].get)[-2]
+    assert complete(server, max_tokens=1, temperature=1, top_k=2, xtc_probability=1,
+                    xtc_threshold=0)[0] == [second]
+
+
+def test_only_allowed_tokens_come(server):
+    digits = [server.post("/tokenize", model=MODEL, prompt=f"{i}")["tokens"][0] for i in range(10)]
+    tokens, _ = complete(server, allowed_token_ids=digits, max_tokens=12)
+    assert len(tokens) == 12 and set(tokens) <= set(digits)
+    tokens, _ = complete(server, allowed_token_ids=digits, max_tokens=12, temperature=2, seed=3)
+    assert set(tokens) <= set(digits) and len(set(tokens)) > 3
+
+
+def test_bad_words_do_not_come(server):
+    tokens, _ = complete(server)
+    text = server.post("/detokenize", model=MODEL, tokens=tokens)["prompt"]
+    assert text.startswith(" apple,")
+    for prompt in (PROMPT, server.post("/tokenize", model=MODEL, prompt=PROMPT)["tokens"]):
+        others, _ = complete(server, prompt=prompt, bad_words=["apple", " banana"])
+        text = server.post("/detokenize", model=MODEL, tokens=others)["prompt"]
+        assert " apple" not in text and " banana" not in text
+    # The first token of a word may come, if another one follows than its second.
+    others, _ = complete(server, bad_words=["apple,"])
+    assert others[0] == tokens[0] and others[1] != tokens[1]
+
+
 def test_choices_are_requests_of_their_own(server):
     fields = {"model": MODEL, "prompt": PROMPT, "temperature": 1, "max_tokens": 16,
               "frequency_penalty": 0.8, "repetition_penalty": 1.2, "return_token_ids": True}
@@ -104,11 +136,14 @@ def test_choices_are_requests_of_their_own(server):
 
 def test_over_grpc(server, stub, pb):
     expected, _ = complete(server, frequency_penalty=0.5, presence_penalty=0.25,
-                           repetition_penalty=1.25, logit_bias={260: -3}, min_tokens=5)
+                           repetition_penalty=1.25, logit_bias={260: -3}, min_tokens=5,
+                           temperature=0.5, seed=8, top_n_sigma=1.5, xtc_probability=0.25,
+                           allowed_token_ids=list(range(2000)), bad_words=["fruit"])
     request = pb.messages.GenerateRequest(
         model=MODEL, text=PROMPT, max_tokens=40, return_token_ids=True,
-        sampling=dict(temperature=0, frequency_penalty=0.5, presence_penalty=0.25,
-                      repetition_penalty=1.25,
+        sampling=dict(temperature=0.5, seed=8, frequency_penalty=0.5, presence_penalty=0.25,
+                      repetition_penalty=1.25, top_n_sigma=1.5, xtc_probability=0.25,
+                      allowed_token_ids=list(range(2000)), bad_words=["fruit"],
                       logit_bias=[dict(token_id=260, bias=-3)]),
         stop=dict(min_tokens=5))
     tokens = [token for response in stub.Generate(request)

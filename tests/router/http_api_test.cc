@@ -125,6 +125,67 @@ TEST_F(HttpTest, StopStringAcrossTokensCutsTheTextAndCancels) {
   EXPECT_EQ(engine_->cancelled()[0].keep_tokens, 3u);
 }
 
+TEST_F(HttpTest, AChoiceSaysWhatStoppedIt) {
+  Serve();
+  const auto ask = [&](const std::string& more) {
+    Answer("one two three four");
+    return Complete(more).json()["choices"][0];
+  };
+  json choice = ask("");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_TRUE(choice["stop_reason"].is_null()) << "the model's own end";
+  choice = ask(R"(,"stop":["zz","wo th"])");
+  EXPECT_EQ(choice["text"], "one t");
+  EXPECT_EQ(choice["stop_reason"], "wo th");
+  choice = ask(R"(,"stop":["zz","wo th"],"include_stop_str_in_output":true)");
+  EXPECT_EQ(choice["text"], "one two th");
+  EXPECT_EQ(choice["stop_reason"], "wo th");
+  const TokenId three = text_.Encode("one two three").back();
+  const std::string named = ",\"stop_token_ids\":[" + std::to_string(three) + "]";
+  choice = ask(named);
+  EXPECT_EQ(choice["text"], "one two");
+  EXPECT_EQ(choice["stop_reason"], three);
+  EXPECT_EQ(ask(named + R"(,"include_stop_str_in_output":true)")["text"], "one two three");
+  EXPECT_TRUE(ask(R"(,"max_tokens":2)")["stop_reason"].is_null());
+}
+
+TEST_F(HttpTest, ControlTokensHaveTextIfThatIsWanted) {
+  Serve();
+  std::vector<TokenId> tokens = text_.Encode("one");
+  tokens.push_back(text_.eos);
+  for (const TokenId token : text_.Encode(" two")) tokens.push_back(token);
+  for (const bool skips : {true, false}) {
+    engine_->Script({.tokens = tokens});
+    const std::string more = skips ? "" : R"(,"skip_special_tokens":false)";
+    EXPECT_EQ(Complete(R"(,"ignore_eos":true)" + more).json()["choices"][0]["text"],
+              skips ? "one two" : "one<|im_end|> two");
+  }
+}
+
+TEST_F(HttpTest, APromptIsCutIfThatIsWanted) {
+  Serve();
+  const std::vector<TokenId> prompt = text_.Encode("one two three four five");
+  Post("/v1/completions",
+       R"({"model":"m","prompt":"one two three four five","truncate_prompt_tokens":2})");
+  const std::vector<TokenId> last(prompt.end() - 2, prompt.end());
+  EXPECT_EQ(engine_->submitted().back().prompt, last);
+  Post("/v1/completions",
+       R"({"model":"m","prompt":"one two three four five","truncate_prompt_tokens":2000})");
+  EXPECT_EQ(engine_->submitted().back().prompt, prompt);
+  // More than the context holds.
+  std::string text = "[1", many = "one";
+  for (int i = 0; i < 5000; ++i) {
+    text += ",2";
+    many += " two";
+  }
+  const std::string fields = R"({"model":"m","truncate_prompt_tokens":1,"prompt":)";
+  EXPECT_EQ(Post("/v1/completions", fields + text + "]}").status, 200);
+  EXPECT_EQ(engine_->submitted().back().prompt, std::vector<TokenId>{2});
+  EXPECT_EQ(Post("/v1/completions", fields + '"' + many + "\"}").status, 200);
+  EXPECT_EQ(engine_->submitted().back().prompt, std::vector<TokenId>{text_.Encode(many).back()});
+  EXPECT_EQ(Post("/v1/completions", R"({"model":"m","prompt":)" + text + "]}").status, 400);
+}
+
 TEST_F(HttpTest, NeverSendsHalfACharacter) {
   Serve();
   const std::string text = "naïve 😀 日本語 👩‍👩‍👧";
@@ -207,7 +268,8 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   Complete(R"(,"temperature":0,"top_k":5,"top_p":0.5,"seed":9,"ignore_eos":true,"max_tokens":3,)"
            R"("priority":2,"timeout_ms":60000,"stop_token_ids":[7,5],"min_tokens":2,"min_p":0.25,)"
            R"("frequency_penalty":-2,"presence_penalty":0.5,"repetition_penalty":1.5,)"
-           R"("logit_bias":{"9":-100,"10":1.5,"8":0})");
+           R"("logit_bias":{"9":-100,"10":1.5,"8":0},"allowed_token_ids":[9,8,9],"top_n_sigma":2,)"
+           R"("xtc_probability":0.5,"xtc_threshold":0.25)");
   const auto requests = engine_->submitted();
   EXPECT_EQ(requests[0].stop.max_tokens, 16u);
   EXPECT_TRUE(requests[0].max_tokens_absent);
@@ -220,11 +282,15 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   EXPECT_EQ(requests[1].sampling, (SamplingParams{.temperature = 0,
                                                   .top_k = 5,
                                                   .top_p = 0.5f,
+                                                  .top_n_sigma = 2,
                                                   .min_p = 0.25f,
+                                                  .xtc_probability = 0.5f,
+                                                  .xtc_threshold = 0.25f,
                                                   .repetition_penalty = 1.5f,
                                                   .frequency_penalty = -2,
                                                   .presence_penalty = 0.5f,
                                                   .logit_bias = {{8, 0}, {9, -100}, {10, 1.5f}},
+                                                  .allowed_tokens = {8, 9},
                                                   .seed = 9}));
   EXPECT_EQ(requests[1].stop, (StopRule{{5, 7}, 3, 2}));
   EXPECT_EQ(requests[1].priority, 2);

@@ -50,7 +50,10 @@ TEST(Request, LargeFieldsAreRefusedWhileReading) {
     biases += ",\"" + std::to_string(i) + "\":1";
     ids += ",1";
   }
+  std::string many = "0";
+  for (std::size_t i = 0; i < SamplingParams::kMaxAllowed; ++i) many += ",1";
   const std::map<std::string, std::string> fields = {{"stop_token_ids", '[' + ids + ']'},
+                                                     {"allowed_token_ids", '[' + many + ']'},
                                                      {"stop", text(257)},
                                                      {"logit_bias", '{' + biases + '}'},
                                                      {"cache_salt", text(257)},
@@ -62,7 +65,7 @@ TEST(Request, LargeFieldsAreRefusedWhileReading) {
       EXPECT_EQ(ErrorField(status), name) << status;
       EXPECT_EQ(ErrorCode(status), kInvalidValue);
     }
-    if (name == "logit_bias") continue;  // has one bound for all
+    if (name == "logit_bias" || name == "allowed_token_ids") continue;  // one bound for all
     const RequestLimits wide{
         .max_stop_bytes = 999, .max_stop_tokens = 9999, .max_label_bytes = 999};
     EXPECT_EQ(Check(ParseCompletion(Text(more), {.limits = wide})), CheckText(Text(more)));
@@ -150,6 +153,19 @@ TEST(Request, RefusesByName) {
            {R"(,"stop":[1])", "stop", kInvalidValue},
            {R"(,"stop":"")", "stop", kInvalidValue},
            {R"(,"stop_token_ids":[1000])", "stop_token_ids", kInvalidValue},
+           {R"(,"allowed_token_ids":[1000])", "allowed_token_ids", kInvalidValue},
+           {R"(,"allowed_token_ids":[-1])", "allowed_token_ids", kInvalidValue},
+           {R"(,"allowed_token_ids":"5")", "allowed_token_ids", kInvalidValue},
+           {R"(,"allowed_token_ids":[2],"min_tokens":1)", "allowed_token_ids", kInvalidValue},
+           {R"(,"truncate_prompt_tokens":0)", "truncate_prompt_tokens", kInvalidValue},
+           {R"(,"truncate_prompt_tokens":513)", "truncate_prompt_tokens", kContextLengthExceeded},
+           {R"(,"include_stop_str_in_output":1)", "include_stop_str_in_output", kInvalidValue},
+           {R"(,"bad_words":[""])", "bad_words", kInvalidValue},
+           {R"(,"bad_words":[1])", "bad_words", kInvalidValue},
+           {R"(,"top_n_sigma":-0.5)", "top_n_sigma", kInvalidValue},
+           {R"(,"top_n_sigma":101)", "top_n_sigma", kInvalidValue},
+           {R"(,"xtc_probability":1.5)", "xtc_probability", kInvalidValue},
+           {R"(,"xtc_threshold":-0.1)", "xtc_threshold", kInvalidValue},
            {R"(,"stop_token_ids":[18446744073709551615])", "stop_token_ids", kInvalidValue},
            {R"(,"max_tokens":-1)", "max_tokens", kInvalidValue},
            {R"(,"max_tokens":513)", "max_tokens", kContextLengthExceeded},

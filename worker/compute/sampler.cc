@@ -21,6 +21,10 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // The most that Ops::top_n lists.
 constexpr int kMaxTopN = 64;
 static_assert(BeamOptions::kMaxCandidates <= kMaxTopN && LogprobSpec::kMaxTop <= kMaxTopN);
+// Of shares above this there is at most one, so XTC excludes nothing.
+constexpr float kMostExcluding = 0.5f;
+// The draw of XTC is that of the hash at this number, which is no token's.
+constexpr std::uint32_t kDrawOfXtc = 0xFFFFFFFFu;
 // Logits scaled at a time, on the stack.
 constexpr std::size_t kChunk = kernels::kVocabularyChunk;
 
@@ -204,6 +208,52 @@ void KeepTypical(const Row& row, const TokenDraw& sampling, const kernels::Gumbe
   }
 }
 
+// The standard deviation of the logits above -infinity. Sums are in double, tokens ascending.
+double Deviation(const Row& row) {
+  double sum = 0, squares = 0;
+  int count = 0;
+  for (const float logit : row.logits) {
+    if (logit == kMinusInfinity) continue;
+    sum += logit;
+    ++count;
+  }
+  const double mean = sum / count;
+  for (const float logit : row.logits) {
+    if (logit != kMinusInfinity) squares += (logit - mean) * (logit - mean);
+  }
+  return std::sqrt(squares / count);
+}
+
+// Fills `kept` with the logits of the tokens that `args` keeps, and with -infinity for all others.
+void KeepAboveCutoff(const Row& row, const kernels::GumbelArgs& args, std::vector<float>& kept) {
+  kept.assign(row.logits.begin(), row.logits.end());
+  for (int token = 0; token < row.size(); ++token) {
+    const bool is_kept = kept[token] > args.cutoff.score ||
+                         (kept[token] == args.cutoff.score && token <= args.cutoff.token);
+    if (!is_kept) kept[token] = kMinusInfinity;
+  }
+}
+
+// Of the tokens that are at least `threshold` likely among the kept ones, only the least likely and
+// its ties stay.
+void ExcludeTop(const Row& row, float threshold, float inverse_temperature,
+                std::vector<float>& kept) {
+  double total = 0;
+  for (const float logit : kept) {
+    if (logit > kMinusInfinity) total += Weight(row, logit, inverse_temperature);
+  }
+  const double wanted = threshold * total;
+  float least = std::numeric_limits<float>::infinity();
+  for (const float logit : kept) {
+    if (logit > kMinusInfinity && Weight(row, logit, inverse_temperature) >= wanted) {
+      least = std::min(least, logit);
+    }
+  }
+  for (float& logit : kept) {
+    if (logit > least) logit = kMinusInfinity;
+  }
+}
+
 TokenId Draw(const Row& row, const TokenDraw& sampling) {
   if (sampling.greedy()) {
     return row.ops.argmax(row.logits.data(), row.size()).token;
@@ -211,8 +261,13 @@ TokenId Draw(const Row& row, const TokenDraw& sampling) {
   kernels::GumbelArgs args;
   args.inverse_temperature = 1.0f / sampling.temperature;
   args.key = sampling.noise;
+  if (sampling.top_n_sigma > 0) {
+    args.cutoff.score =
+        static_cast<float>(row.stats.max - double{sampling.top_n_sigma} * Deviation(row));
+  }
   if (sampling.min_p > 0) {
-    args.cutoff.score = row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature;
+    args.cutoff.score = std::max(
+        args.cutoff.score, row.stats.max + kernels::Log(sampling.min_p) * sampling.temperature);
   }
   if (sampling.top_k > 0 && sampling.top_k < row.size()) {
     args.cutoff.score = std::max(args.cutoff.score, KthLargest(row, sampling.top_k));
@@ -220,9 +275,15 @@ TokenId Draw(const Row& row, const TokenDraw& sampling) {
   if (sampling.top_p < 1.0f) {
     args.cutoff = NucleusCutoff(row, sampling, args.cutoff.score, args.inverse_temperature);
   }
-  if (sampling.typical_p < 1.0f) {
+  const bool excludes = sampling.xtc_threshold <= kMostExcluding;
+  if (sampling.typical_p < 1.0f || excludes) {
     static thread_local std::vector<float> kept;
-    KeepTypical(row, sampling, args, kept);
+    if (sampling.typical_p < 1.0f) {
+      KeepTypical(row, sampling, args, kept);
+    } else {
+      KeepAboveCutoff(row, args, kept);
+    }
+    if (excludes) ExcludeTop(row, sampling.xtc_threshold, args.inverse_temperature, kept);
     return row.ops.gumbel_argmax(kept.data(), row.size(), args).token;
   }
   return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
@@ -263,6 +324,19 @@ void AddPenalties(const SamplingParams& sampling, const TokenPosition& position,
   }
 }
 
+// Whether the tokens before the position are those of the word before its last one.
+bool IsNextOf(absl::Span<const TokenId> word, const TokenPosition& position) {
+  const std::size_t before = word.size() - 1;
+  const std::size_t drafts = position.drafts.size(), output = position.output.size();
+  if (before > output + drafts) return false;
+  for (std::size_t i = 1; i <= before; ++i) {
+    const TokenId token =
+        i <= drafts ? position.drafts[drafts - i] : position.output[output - (i - drafts)];
+    if (token != word[before - i]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
@@ -284,12 +358,21 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
                  .top_p = sampling.top_p,
                  .min_p = sampling.min_p,
                  .typical_p = sampling.typical_p,
+                 .top_n_sigma = sampling.top_n_sigma,
                  .noise = kernels::MakeNoiseKey(SequenceSeed(sampling.seed, position.sequence),
                                                 position.output_index),
+                 .allowed = sampling.allowed_tokens,
                  .edits = {}};
-  for (const TokenId token : position.banned) {
-    draw.edits.push_back({.token = token, .kind = LogitEdit::Kind::kSet, .value = kMinusInfinity});
+  if (kernels::NoiseUniform(draw.noise, kDrawOfXtc) < sampling.xtc_probability) {
+    draw.xtc_threshold = sampling.xtc_threshold;
   }
+  const auto exclude = [&draw](TokenId token) {
+    draw.edits.push_back({.token = token, .kind = LogitEdit::Kind::kSet, .value = kMinusInfinity});
+  };
+  for (const std::vector<TokenId>& word : sampling.bad_words) {
+    if (IsNextOf(word, position)) exclude(word.back());
+  }
+  for (const TokenId token : position.banned) exclude(token);
   for (const LogitBias& entry : sampling.logit_bias) {
     draw.edits.push_back(
         {.token = entry.token, .kind = LogitEdit::Kind::kAdd, .value = entry.bias});
@@ -299,9 +382,10 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
 }
 
 bool NeedsFullRow(const SamplingParams& sampling) {
+  if (!sampling.allowed_tokens.empty()) return true;
   if (sampling.temperature < kMinTemperature) return false;
-  return sampling.min_p > 0 || sampling.top_k > 0 || sampling.top_p < 1.0f ||
-         sampling.typical_p < 1.0f;
+  return sampling.top_n_sigma > 0 || sampling.min_p > 0 || sampling.top_k > 0 ||
+         sampling.top_p < 1.0f || sampling.typical_p < 1.0f || sampling.xtc_probability > 0;
 }
 
 void EditLogits(absl::Span<const LogitEdit> edits, TokenId first_token, absl::Span<float> logits) {
@@ -344,8 +428,13 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
   row->logits = logits.first(tokens);
   absl::Span<const float> drawn_from = row->logits;
   static thread_local std::vector<float> copy;
-  if (!draw.edits.empty()) {
-    copy.assign(drawn_from.begin(), drawn_from.end());
+  if (!draw.edits.empty() || !draw.allowed.empty()) {
+    if (draw.allowed.empty()) {
+      copy.assign(drawn_from.begin(), drawn_from.end());
+    } else {
+      copy.assign(drawn_from.size(), kMinusInfinity);
+      for (const TokenId token : draw.allowed) copy[token] = drawn_from[token];
+    }
     EditLogits(draw.edits, 0, absl::MakeSpan(copy));
     drawn_from = copy;
   } else if (tokens == logits.size()) {

@@ -6,19 +6,24 @@
 // best tokens. Any number of threads may call them.
 //
 // How a token is drawn:
-//   First, stop tokens that may not come yet get -infinity. Then the bias is added. Then
-//     the penalties are applied: repetition, frequency, presence (SamplingParams).
+//   First, tokens that are not allowed, those that would complete a bad word and stop tokens that
+//     may not come yet get -infinity. Then the bias is added. Then the penalties are applied:
+//     repetition, frequency, presence (SamplingParams).
 //   With temperature 0 (or below kMinTemperature) the arg-max of these logits wins; of
 //     equal logits the lowest id wins.
-//   Otherwise min-p keeps every logit not below max + T ln(min_p), and top-k keeps every
-//     logit not below the k-th largest, so ties with it stay. Top-p then takes the kept
-//     tokens by descending logit, ascending id, until their mass, softmax(logits / T)
-//     over the kept tokens, reaches top_p; the token that reaches it is included. Typical-p
-//     then takes these tokens by ascending |-log p - H|, where H is the entropy of their
-//     softmax p, until their mass reaches typical_p; ties with the last stay. It comes last, as
-//     in transformers' `generate`. Among the tokens that are left the largest logit / T + Gumbel
-//     noise wins, which samples exactly their softmax. The noise is a hash of
-//     (SequenceSeed(seed, sequence), output index, token id).
+//   Otherwise filters keep some tokens. Top-n-sigma keeps every logit not below max - n * sigma,
+//     the standard deviation of all logits above -infinity. Min-p keeps every logit not below
+//     max + T ln(min_p), and top-k every logit not below the k-th largest, so ties with it stay.
+//     Top-p then takes the kept tokens by descending logit, ascending id, until their mass,
+//     softmax(logits / T) over the kept tokens, reaches top_p; the token that reaches it is
+//     included. Typical-p then takes these tokens by ascending |-log p - H|, where H is the entropy
+//     of their softmax p, until their mass reaches typical_p; ties with the last stay. It comes
+//     behind these, as in transformers' `generate`. XTC comes last, as in llama.cpp: where the draw
+//     of the position is below xtc_probability, all logits go that are above the least of those
+//     whose softmax over the tokens that are left is at least xtc_threshold.
+//   Among the tokens that are left then the largest logit / T + Gumbel noise wins, which samples
+//     exactly their softmax. The noise is a hash of (SequenceSeed(seed, sequence), output index,
+//     token id), and XTC's draw one of the first two.
 // Log-probabilities are natural logs of softmax(raw logits) over the whole
 // row, whatever was changed or kept. The last logits of a row may belong to no token: they count
 // there, as in Hugging Face's transformers, and are left out of all that is above.
@@ -71,8 +76,11 @@ struct TokenDraw {
   float top_p = 1;
   float min_p = 0;
   float typical_p = 1;
+  float top_n_sigma = 0;
+  float xtc_threshold = 1;  // above 0.5: XTC excludes nothing here
   kernels::NoiseKey noise;
-  // Stop tokens that may not come yet, biases and penalties.
+  std::vector<TokenId> allowed;  // ascending; empty: all tokens
+  // Ends of bad words and stop tokens that may not come yet, biases and penalties.
   std::vector<LogitEdit> edits;
 
   bool greedy() const { return temperature < kMinTemperature; }

@@ -113,7 +113,8 @@ TEST(Parameters, OfTheSamplerAreAllFieldsOfTheInternalMessage) {
   std::set<std::string> fields;
   const Descriptor* message = v1::Sampling::descriptor();
   for (int i = 0; i < message->field_count(); ++i) fields.insert(message->field(i)->name());
-  std::set<std::string> rows = {"seed", "biased_tokens", "biases"};
+  std::set<std::string> rows = {"seed",           "biased_tokens",   "biases",
+                                "allowed_tokens", "bad_word_tokens", "bad_word_lengths"};
   ForEachOfSampler([&rows](const Parameter& row, auto) { rows.insert(std::string(row.name)); });
   EXPECT_EQ(fields, rows);
 }

@@ -32,8 +32,25 @@ std::uint32_t Size(const std::vector<float>& row) { return static_cast<std::uint
 // The kept tokens by the definition, with all tokens sorted and sums in double.
 struct Naive {
   std::vector<TokenId> kept;
-  double margin = 1;  // distance of top_p, min_p and typical_p from the nearest boundary
+  double margin = 1;  // distance of the filters' numbers from the nearest boundary
 };
+
+// XTC of llama.cpp's sampler, which counts the tokens from the best one on that are likely enough,
+// and takes away all of them but the last; here also not the last one's ties.
+void NaiveXtc(const std::vector<float>& row, const SamplingParams& p, Naive& naive) {
+  std::vector<TokenId>& kept = naive.kept;
+  std::stable_sort(kept.begin(), kept.end(), [&](int a, int b) { return row[a] > row[b]; });
+  double total = 0;
+  for (TokenId token : kept) total += std::exp(double{row[token]} / p.temperature);
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const double share = std::exp(double{row[kept[i]]} / p.temperature) / total;
+    naive.margin = std::min(naive.margin, std::abs(share - double{p.xtc_threshold}));
+    if (share >= p.xtc_threshold) last = i;
+  }
+  const float least = row[kept[last]];
+  std::erase_if(kept, [&](TokenId token) { return row[token] > least; });
+}
 
 // TypicalLogitsWarper of transformers 4.46, line by line, in double.
 void NaiveTypical(const std::vector<float>& row, const SamplingParams& p, Naive& naive) {
@@ -69,6 +86,16 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
   std::vector<TokenId> order(row.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<TokenId>(i);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+  if (p.top_n_sigma > 0) {
+    double sum = 0, squares = 0;
+    for (const float logit : row) sum += logit;
+    const double mean = sum / static_cast<double>(row.size());
+    for (const float logit : row) squares += std::pow(logit - mean, 2);
+    const double sigma = std::sqrt(squares / static_cast<double>(row.size()));
+    const double least = row[order[0]] - p.top_n_sigma * sigma;
+    for (const float logit : row) naive.margin = std::min(naive.margin, std::abs(logit - least));
+    while (row[order.back()] < least) order.pop_back();
+  }
   if (p.min_p > 0) {
     const double least = row[order[0]] + std::log(double{p.min_p}) * p.temperature;
     while (row[order.back()] < least) {
@@ -96,6 +123,7 @@ Naive NaiveKept(const std::vector<float>& row, const SamplingParams& p) {
     if (sum >= p.top_p) break;
   }
   if (p.typical_p < 1) NaiveTypical(row, p, naive);
+  if (p.xtc_probability == 1) NaiveXtc(row, p, naive);
   return naive;
 }
 
@@ -188,6 +216,9 @@ TEST_P(SamplerTest, EqualsTheNaiveReference) {
       p.top_p = std::vector<float>{1.0f, 0.01f, 0.5f, 0.9f, 0.999f}[random() % 5];
       p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 0.9f}[random() % 5];
       p.typical_p = std::vector<float>{1, 1, 0.1f, 0.5f, 0.95f}[random() % 5];
+      p.top_n_sigma = std::vector<float>{0, 0, 0.3f, 1, 2.5f}[random() % 5];
+      p.xtc_probability = random() % 2 ? 1 : 0;
+      p.xtc_threshold = std::vector<float>{0.01f, 0.1f, 0.3f, 0.6f}[random() % 4];
       p.seed = random();
       const TokenPosition position{SequenceIndex(random() % 4),
                                    static_cast<std::uint32_t>(random() % 99)};
@@ -333,6 +364,101 @@ TEST_P(SamplerTest, TypicalPKeepsWhatTransformersKeeps) {
   }
 }
 
+// By a twin in numpy:
+//   kept = x >= x.max() - n * x.std()
+TEST_P(SamplerTest, TopNSigmaKeepsWhatIsNearTheBest) {
+  const std::vector<float> row = {0.5, 2, -1, 3.5, 3, -4, 1, 2.5};  // std 2.31
+  const auto kept = [&](float n) {
+    std::set<TokenId> drawn;
+    for (const auto& [token, count] : Count(row, {.temperature = 2, .top_n_sigma = n}, 2000)) {
+      drawn.insert(token);
+    }
+    return drawn;
+  };
+  EXPECT_EQ(kept(0.1f), (std::set<TokenId>{3}));
+  EXPECT_EQ(kept(0.5f), (std::set<TokenId>{3, 4, 7}));
+  EXPECT_EQ(kept(1), (std::set<TokenId>{1, 3, 4, 7}));
+  EXPECT_EQ(kept(2), (std::set<TokenId>{0, 1, 2, 3, 4, 6, 7}));
+  EXPECT_EQ(kept(0).size(), 8u);
+  // Tokens without a logit have no part in the deviation.
+  const std::vector<float> more = {0.5, 2, -1, 3.5, -kInfinity, 3, -4, 1, 2.5, -kInfinity};
+  EXPECT_EQ(Count(more, {.temperature = 2, .top_n_sigma = 1}, 2000).size(), 4u);
+  EXPECT_TRUE(NeedsFullRow({.top_n_sigma = 1}));
+}
+
+// As if the row had no other tokens; what else changes logits acts on these.
+TEST_P(SamplerTest, OnlyAllowedTokensAreDrawn) {
+  const std::vector<float> row = {5, 1, 4, 2, -kInfinity, 3};
+  const SamplingParams greedy{.temperature = 0, .allowed_tokens = {1, 3, 5}};
+  EXPECT_EQ(Sample(row, greedy).token, 5);
+  EXPECT_TRUE(NeedsFullRow(greedy));
+  // Log-probabilities and alternatives are the model's.
+  const SampledToken token = Sample(row, greedy, {.output_top = 1});
+  EXPECT_EQ(token.top.at(0).token, 0);
+  EXPECT_EQ(
+      token.logprob,
+      Sample({5, 1, 4, 2, -kInfinity, 3}, {.temperature = 0, .logit_bias = {{5, 90}}}).logprob);
+  SamplingParams biased = greedy;
+  biased.logit_bias = {{0, 100}, {3, 2}};
+  EXPECT_EQ(Sample(row, biased).token, 3);
+  std::map<TokenId, int> drawn = Count(row, {.temperature = 2, .allowed_tokens = {1, 3}}, 2000);
+  EXPECT_EQ(drawn.size(), 2u);
+  EXPECT_NEAR(drawn[3], 2000 / (1 + std::exp(-0.5)), 120);
+  // Nothing is left: the row fails, and only it.
+  const auto none = SampleRow(ops_, row, Size(row), MakeDraw({.allowed_tokens = {4}}, {}), 0);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInternal);
+}
+
+// Only where the tokens before are its own, and only of the output. Drafts are output.
+TEST_P(SamplerTest, NoTokenCompletesABadWord) {
+  const std::vector<float> row = {1, 5, 4, 3, 2};
+  const SamplingParams sampling{.temperature = 0, .bad_words = {{2, 3, 1}, {1, 1, 1, 1}, {0}}};
+  const auto drawn = [&](std::vector<TokenId> prompt, std::vector<TokenId> output,
+                         std::vector<TokenId> drafts) {
+    return Sample(row, sampling, {}, {.prompt = prompt, .output = output, .drafts = drafts}).token;
+  };
+  EXPECT_EQ(drawn({}, {}, {}), 1);
+  EXPECT_EQ(drawn({2, 3}, {}, {}), 1);
+  EXPECT_EQ(drawn({}, {2, 3}, {}), 2);
+  EXPECT_EQ(drawn({}, {4, 4, 2}, {3}), 2);
+  EXPECT_EQ(drawn({}, {4}, {2, 3}), 2);
+  EXPECT_EQ(drawn({2}, {3}, {}), 1);
+  EXPECT_EQ(drawn({}, {3}, {}), 1);
+  EXPECT_EQ(drawn({}, {2, 3, 0}, {}), 1);
+  EXPECT_EQ(drawn({}, {1, 1}, {1}), 2);
+  EXPECT_EQ(drawn({}, {1, 1}, {}), 1);
+  // A word of one token never comes.
+  EXPECT_EQ(Sample({9, 1}, sampling).token, 1);
+  EXPECT_FALSE(NeedsFullRow(sampling));
+}
+
+// XTC leaves the least likely of the likely tokens, as often as it is asked to.
+TEST_P(SamplerTest, XtcExcludesTheTopChoices) {
+  // Shares of 0.4, 0.3, 0.2 and 0.1.
+  const std::vector<float> row = {std::log(0.3f), std::log(0.4f), std::log(0.1f), std::log(0.2f)};
+  constexpr int kDraws = 4000;
+  const auto count = [&](float probability, float threshold) {
+    return Count(row, {.xtc_probability = probability, .xtc_threshold = threshold}, kDraws);
+  };
+  EXPECT_EQ(count(0, 0.15f).size(), 4u);
+  std::map<TokenId, int> always = count(1, 0.15f);
+  EXPECT_EQ(always.size(), 2u);  // 0.2 and 0.1
+  EXPECT_NEAR(always[3], kDraws * 2 / 3, 150);
+  EXPECT_EQ(count(1, 0.05f).size(), 1u);  // 0.1
+  EXPECT_EQ(count(1, 0.35f).size(), 4u);  // one choice is not too many
+  EXPECT_EQ(count(1, 0.45f).size(), 4u);  // none is
+  std::map<TokenId, int> half = count(0.5f, 0.15f);
+  EXPECT_NEAR(half[1], kDraws * 0.5 * 0.4, 150);
+  EXPECT_NEAR(half[3], kDraws * (0.5 * 0.2 + 0.5 * 2 / 3), 150);
+  // The filters before leave shares of 4/7 and 3/7.
+  EXPECT_EQ(Count(row, {.top_k = 2, .xtc_probability = 1, .xtc_threshold = 0.42f}, kDraws).size(),
+            1u);
+  // Ties with the last stay.
+  EXPECT_EQ(Count({2, 1, 1, -3}, {.xtc_probability = 1, .xtc_threshold = 0.2f}, kDraws).size(), 3u);
+  EXPECT_TRUE(NeedsFullRow({.xtc_probability = 0.1f}));
+  EXPECT_FALSE(NeedsFullRow({.temperature = 0, .xtc_probability = 1}));
+}
+
 TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
   const unsigned seed = 12;
   SCOPED_TRACE(seed);
@@ -344,6 +470,8 @@ TEST_P(SamplerTest, EveryPathGivesTheBitsOfTheReference) {
     p.seed = random();
     if (round % 4 == 1) p.min_p = 0.02f;
     if (round % 4 == 2) p.typical_p = 0.7f;
+    if (round % 5 == 2) p.top_n_sigma = 1.5f;
+    if (round % 5 == 3) p.xtc_probability = 0.6f;
     if (round % 4 == 3) {
       p.repetition_penalty = 1.1f;
       p.frequency_penalty = 0.3f;
@@ -524,7 +652,9 @@ TEST_P(SamplerTest, ExtremeParametersStayInTheVocabulary) {
                                  .top_k = top_k,
                                  .top_p = top_p,
                                  .min_p = min_p,
-                                 .typical_p = min_p > 0 ? min_p : 1};
+                                 .typical_p = min_p > 0 ? min_p : 1,
+                                 .xtc_probability = 1,
+                                 .xtc_threshold = min_p};
           const TokenId token = Sample(row, p).token;
           EXPECT_GE(token, 0);
           EXPECT_LT(token, 1100);
