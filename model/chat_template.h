@@ -9,14 +9,14 @@
 //
 // The language is that of the transformers library (trim_blocks, lstrip_blocks,
 // an immutable sandbox, undefined prints as nothing):
-//   statements   for (filtered, unpacking, else, break, continue), if, set
-//                (also of a namespace's attribute, and as a block), macro,
-//                filter, generation (its markers are ignored)
-//   expressions  all operators but those on sets, inline if, slices, literals
-//   globals      namespace, range, dict, joiner, raise_exception, strftime_now
-// and the filters, tests and methods named in model/jinja/builtins.cc. The
-// subset lacks include, import, extends, block, call, raw, string formatting with %,
-// case mapping beyond ASCII, and integers past 64 bits. All are refused by name.
+//   statements   for (filtered, unpacking, recursive, else, break, continue), if,
+//                set (also of a namespace's attribute, and as a block), macro,
+//                call, with, filter, print, raw, generation (its markers are ignored)
+//   expressions  all operators (% also formats), inline if, slices, literals, and
+//                arguments behind * and **
+//   globals      namespace, range, dict, joiner, cycler, raise_exception, strftime_now
+// and the filters, tests and methods that are rows in model/jinja. docs/models.md
+// lists what is missing. All that is missing is refused by name.
 #pragma once
 
 #include <cstddef>

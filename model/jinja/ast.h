@@ -69,13 +69,16 @@ struct Expr {
   std::unique_ptr<Text> text;  // owns the text of a literal
   std::vector<ExprPtr> args;
   std::vector<std::pair<std::string, ExprPtr>> named;
+  ExprPtr unpacked;        // of a call: *list, or null
+  ExprPtr unpacked_named;  // of a call: **dict, or null
   std::vector<Op> ops;
 };
 
-// The target of a for or set: one name, several (unpacking), or a namespace's attribute.
+// The target of a for or set: a name, a namespace's attribute, or several targets (unpacking).
 struct Target {
-  std::vector<std::string> names;
-  std::string attribute;  // of names[0], if not empty
+  std::string name;
+  std::string attribute;  // of the namespace `name`, if not empty
+  std::vector<Target> parts;
   bool unpack = false;
 };
 
@@ -84,14 +87,15 @@ struct Stmt {
     kText,      // text
     kPrint,     // expr
     kIf,        // branches: condition (null: else) and body
-    kFor,       // target in expr, if condition; body, else_body
+    kFor,       // target in expr, if condition; recursive; body, else_body
     kSet,       // target = expr
     kSetBlock,  // target = body, through the filter expr (may be null)
     kMacro,     // name, params; body
+    kCall,      // the call expr, with a macro of these params and body as `caller`
     kFilter,    // body through the filter expr
     kBreak,
     kContinue,
-    kBlock,  // body, run as it stands
+    kWith,  // body, in a scope of its own with these params
   };
   struct Branch {
     ExprPtr condition;
@@ -106,13 +110,22 @@ struct Stmt {
   Target target;
   std::string name;
   std::vector<std::pair<std::string, ExprPtr>> params;  // with defaults, or null
+  bool recursive = false;
+  // The body of a macro reads these names, and they are none of its params.
+  bool takes_caller = false;
+  bool takes_varargs = false;
+  bool takes_kwargs = false;
   std::vector<Branch> branches;
   Body body;
   Body else_body;
+  // Names that are undefined from the start of the body's scope on (hidden_names.h).
+  std::vector<std::string> hidden;
+  std::vector<std::string> else_hidden;
 };
 
 struct Template {
   Body body;
+  std::vector<std::string> hidden;  // as in Stmt
 };
 
 }  // namespace flotilla::jinja

@@ -1,14 +1,19 @@
 #include "model/jinja/builtins.h"
 
 #include <algorithm>
-#include <cctype>
+#include <charconv>
 
+#include "model/jinja/ast.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {
 
-Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
+Value LoopAttribute(Heap& heap, Value self, std::string_view name) {
+  const Loop& loop = *self.loop;
+  if (HasMethod(self, name)) {
+    return heap.NewCallable({.kind = Callable::Kind::kMethod, .name = name, .self = self});
+  }
   if (loop.items == nullptr) return heap.Fail("'loop' is used after its loop");
   const auto size = static_cast<int64_t>(loop.items->size());
   const auto index = static_cast<int64_t>(loop.index0);
@@ -19,46 +24,53 @@ Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
   if (name == "first") return Value(index == 0);
   if (name == "last") return Value(index == size - 1);
   if (name == "length") return Value(size);
-  if (name == "depth") return Value(int64_t{1});  // for recursive loops, which are unsupported
-  if (name == "depth0") return Value(int64_t{0});
+  if (name == "depth") return Value(loop.depth0 + 1);
+  if (name == "depth0") return Value(loop.depth0);
   if (name == "previtem") return index > 0 ? (*loop.items)[index - 1] : Value();
   if (name == "nextitem") return index + 1 < size ? (*loop.items)[index + 1] : Value();
   return {};
 }
 
-char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
-char Upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; }
-bool IsLetter(char c) {
-  return std::isalpha(static_cast<unsigned char>(c)) || static_cast<unsigned char>(c) >= 0x80;
+Value MacroAttribute(Heap& heap, const Stmt& macro, std::string_view name) {
+  if (name == "name") {
+    return macro.kind == Stmt::Kind::kMacro ? heap.NewText(macro.name) : Value::None();
+  }
+  if (name == "caller") return Value(macro.takes_caller);
+  if (name == "catch_varargs") return Value(macro.takes_varargs);
+  if (name == "catch_kwargs") return Value(macro.takes_kwargs);
+  if (name != "arguments") return {};
+  std::vector<Value> names;
+  for (const auto& [param, fallback] : macro.params) names.push_back(heap.NewText(param));
+  return heap.NewList(std::move(names), /*tuple=*/true);
 }
 
 }  // namespace
 
-bool IsSpace(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
-         c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
-         c == 0x205f || c == 0x3000;
-}
-
 Bound::Bound(Heap& heap, std::string_view callee, std::string_view params, const Args& args) {
-  size_t count = 0;
-  for (; !params.empty() && params != "*"; ++count) {
+  if (params == "*") return;
+  std::string_view missing;
+  for (size_t i = 0; !params.empty(); ++i) {
     const size_t space = std::min(params.find(' '), params.size());
-    const std::string_view name = params.substr(0, space);
+    std::string_view name = params.substr(0, space);
     params.remove_prefix(std::min(space + 1, params.size()));
-    if (count < args.positional.size()) {
-      given_[count] = true;
-      values_[count] = args.positional[count];
+    const bool optional = name.ends_with('=');
+    if (optional) name.remove_suffix(1);
+    if (i < args.positional.size()) {
+      given_[i] = true;
+      values_[i] = args.positional[i];
     }
     for (const auto& [given, value] : args.named) {
       if (given != name) continue;
-      given_[count] = true;
-      values_[count] = value;
+      given_[i] = true;
+      values_[i] = value;
     }
+    if (!given_[i] && !optional) missing = name;
   }
   const auto used = static_cast<size_t>(std::ranges::count(given_, true));
-  if (params != "*" && used != args.positional.size() + args.named.size()) {
+  if (used != args.positional.size() + args.named.size()) {
     heap.Fail("'", callee, "' does not take these arguments");
+  } else if (!missing.empty()) {
+    heap.Fail("'", callee, "' needs the argument '", missing, "'");
   }
 }
 
@@ -84,18 +96,63 @@ Value CallBuiltin(Heap& heap, std::span<const Builtin> table, std::string_view n
   return heap.ok() ? row->call(heap, self, bound, args) : Value();
 }
 
+Text AsText(Heap& heap, Value value) {
+  Text text;
+  if (heap.Charge(value.is(Type::kText) ? value.text->cost() : 1)) AppendStr(heap, value, text);
+  return text;
+}
+
+Getter::Getter(Heap& heap, Value path, bool fold_case, Value fallback)
+    : fold_case_(fold_case), fallback_(fallback) {
+  if (path.is(Type::kNone)) return;
+  if (!path.is(Type::kText)) {
+    parts_.push_back(path);
+    return;
+  }
+  std::string_view rest = path.text->bytes();
+  for (bool more = true; more && heap.ok();) {
+    const size_t dot = rest.find('.');
+    more = dot != std::string_view::npos;
+    const std::string_view name = rest.substr(0, dot);
+    rest.remove_prefix(more ? dot + 1 : rest.size());
+    int64_t index = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), index);
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == name.data() + name.size();
+    parts_.push_back(whole && !name.starts_with('-') ? Value(index) : heap.NewText(name));
+  }
+}
+
+Value Getter::operator()(Heap& heap, Value item) const {
+  for (const Value part : parts_) {
+    if (!heap.Charge(1)) return {};
+    item = GetItem(heap, item, part);
+    if (item.is(Type::kUndefined) && !fallback_.is(Type::kNone)) item = fallback_;
+  }
+  if (!fold_case_ || !item.is(Type::kText) || !heap.Charge(item.text->cost())) return item;
+  return heap.NewText(Lowered(heap, *item.text));
+}
+
 Value GetAttribute(Heap& heap, Value object, std::string_view name) {
   if (object.is(Type::kUndefined)) return heap.Fail("'", name, "' of an undefined value");
-  if (object.is(Type::kLoop)) return LoopAttribute(heap, *object.loop, name);
+  if (object.is(Type::kLoop)) return LoopAttribute(heap, object, name);
   if (object.is(Type::kNamespace)) {
     if (!heap.ChargeBytes(name.size())) return {};
     const auto it = object.space->attributes.find(name);
     return it == object.space->attributes.end() ? Value() : it->second;
   }
+  if (object.is(Type::kList) && object.list->group && name == "grouper") {
+    return object.list->items[0];
+  }
+  if (object.is(Type::kList) && object.list->group && name == "list") return object.list->items[1];
+  if (object.is(Type::kCycler) && name == "current") return object.cycler->items[object.cycler->at];
+  if (object.is(Type::kCallable) && object.callable->macro != nullptr) {
+    return MacroAttribute(heap, *object.callable->macro, name);
+  }
   if (HasMethod(object, name)) {
     return heap.NewCallable({.kind = Callable::Kind::kMethod, .name = name, .self = object});
   }
-  const Value* item = object.is(Type::kDict) ? object.dict->Find(heap, name) : nullptr;
+  if (!object.is(Type::kDict) || IsForbiddenMethod(object.type, name)) return {};
+  const Value* item = object.dict->Find(heap, name);
   return item == nullptr ? Value() : *item;
 }
 
@@ -148,7 +205,6 @@ Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, boo
 }
 
 Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count) {
-  if (from.bytes().empty()) return heap.Fail("replacing an empty string is not supported");
   Text out;
   size_t at = 0;
   if (!heap.Charge(text.cost())) return {};
@@ -158,40 +214,77 @@ Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, in
     out.Append(text, at, found);
     out.Append(to);
     at = found + from.bytes().size();
+    if (!from.bytes().empty()) continue;
+    if (at == text.bytes().size()) break;  // an empty string is found before each character, too
+    const size_t next = at + model::ReadUtf8(text.bytes(), at).bytes;
+    out.Append(text, at, next);
+    at = next;
   }
   out.Append(text, at, text.bytes().size());
   return heap.NewText(std::move(out));
 }
 
-Text Lowered(const Text& text) {
-  return text.Mapped([](char c, size_t) { return Lower(c); });
+void AppendFill(Heap& heap, const Text& fill, int64_t count, Text& out) {
+  if (count <= 0 || fill.bytes().empty()) return;
+  const uint64_t copies = static_cast<uint64_t>(count);
+  // The bound keeps the product in range; no budget allows so many steps.
+  constexpr uint64_t kMostCopies = 1 << 26;
+  if (copies > kMostCopies || !heap.Charge(1 + copies * fill.bytes().size() / 64)) {
+    heap.Exhaust("steps");
+    return;
+  }
+  std::string filled;
+  for (uint64_t i = 0; i < copies; ++i) filled += fill.bytes();
+  out.Append(filled, fill.has_user_text());
 }
 
-Text Uppered(const Text& text) {
-  return text.Mapped([](char c, size_t) { return Upper(c); });
+Value Aligned(Heap& heap, const Text& text, Align align, int64_t width, const Text& fill) {
+  if (CountCharacters(heap, fill) != 1) return heap.Fail("the fill is not one character");
+  int64_t missing = 0;
+  if (__builtin_sub_overflow(width, CountCharacters(heap, text), &missing) || missing <= 0) {
+    return heap.NewText(text);
+  }
+  // Python puts the odd space on the left if the width is odd, too.
+  const int64_t left = align == Align::kLeft    ? 0
+                       : align == Align::kRight ? missing
+                                                : missing / 2 + (missing & width & 1);
+  Text out;
+  AppendFill(heap, fill, left, out);
+  out.Append(text);
+  AppendFill(heap, fill, missing - left, out);
+  return heap.NewText(std::move(out));
 }
 
-Text Capitalized(const Text& text) {
-  return text.Mapped([](char c, size_t i) { return i == 0 ? Upper(c) : Lower(c); });
+int64_t CountCharacters(Heap& heap, const Text& text) {
+  if (!heap.ChargeBytes(text.bytes().size())) return 0;
+  return std::ranges::count_if(text.bytes(),
+                               [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
 }
 
-Text TitleCased(const Text& text) {
-  char previous = ' ';
-  return text.Mapped([&](char c, size_t) {
-    const char out = IsLetter(previous) ? Lower(c) : Upper(c);
-    previous = c;
-    return out;
-  });
-}
-
-Text Titled(const Text& text) {
-  constexpr std::string_view kBefore = "-({[< \t\n\r\f\v";
-  bool starts = true;
-  return text.Mapped([&](char c, size_t) {
-    const char out = starts ? Upper(c) : Lower(c);
-    starts = kBefore.find(c) != std::string_view::npos;
-    return out;
-  });
+std::vector<Value> SplitLines(Heap& heap, const Text& text, bool keep_ends) {
+  const std::string& bytes = text.bytes();
+  std::vector<Value> lines;
+  size_t begin = 0;
+  if (!heap.ChargeBytes(4 * bytes.size())) return {};
+  const auto end_line = [&](size_t end, size_t next) {
+    Text line;
+    line.Append(text, begin, keep_ends ? next : end);
+    lines.push_back(heap.NewText(std::move(line)));
+    begin = next;
+  };
+  for (size_t at = 0; at < bytes.size() && heap.ok();) {
+    const model::Utf8Part part = model::ReadUtf8(bytes, at);
+    const uint32_t c = part.code_point;
+    size_t next = at + part.bytes;
+    if ((c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+        c == 0x2029) {
+      if (c == '\r' && next < bytes.size() && bytes[next] == '\n') ++next;
+      end_line(at, next);
+    }
+    at = next;
+  }
+  if (begin < bytes.size()) end_line(bytes.size(), bytes.size());
+  return lines;
 }
 
 Value DictItems(Heap& heap, const Dict& dict) {

@@ -2,12 +2,14 @@
 // their arguments; the heap records failures and costs.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "model/jinja/letter_case.h"
 #include "model/jinja/value.h"
 
 namespace flotilla::jinja {
@@ -21,6 +23,8 @@ struct Args {
 bool IsFilter(std::string_view name);
 bool IsTest(std::string_view name);
 bool HasMethod(Value self, std::string_view name);
+// True if Python's method of that name would change its value, which the sandbox forbids.
+bool IsForbiddenMethod(Type type, std::string_view name);
 
 // Each fails for an unknown name, and for arguments that it does not take.
 Value CallFilter(Heap& heap, std::string_view name, Value input, const Args& args);
@@ -39,8 +43,8 @@ class Bound {
  public:
   static constexpr size_t kMaxParams = 4;
 
-  // Matches `args` to the space-separated names in `params`. Fails if there are more
-  // arguments or other names.
+  // Matches `args` to the space-separated names in `params`; a name with = may be left out. Fails
+  // if there are more arguments, other names, or too few.
   Bound(Heap& heap, std::string_view callee, std::string_view params, const Args& args);
 
   bool has(size_t i) const { return given_[i]; }
@@ -56,30 +60,53 @@ class Bound {
   Value values_[kMaxParams];
 };
 
-// A builtin: its name, the names of its parameters ("*" for a builtin that reads `args`
-// itself) and its function.
+// A builtin: its name, the names of its parameters (as for Bound; "*" for a builtin that reads
+// `args` itself) and its function.
 struct Builtin {
   std::string_view name;
   std::string_view params;
   Value (*call)(Heap& heap, Value self, const Bound& bound, const Args& args);
 };
 
+// The rows of list_filters.cc, number_filters.cc and text_methods.cc.
+std::span<const Builtin> ListFilters();
+std::span<const Builtin> NumberFilters();
+std::span<const Builtin> TextMethods();
+
 // Calls the row of `table` named `name`. If there is none, records a failure and returns
 // undefined.
 Value CallBuiltin(Heap& heap, std::span<const Builtin> table, std::string_view name, Value self,
                   const Args& args);
 
-// White space as Python's str.strip and str.split see it.
-bool IsSpace(uint32_t code_point);
+// The input of a text filter: a string stays as it is, and another value becomes printed text.
+Text AsText(Heap& heap, Value value);
+
+// Finds item.a.0.b for the path "a.0.b". A path may also be an index, or none: the item itself.
+class Getter {
+ public:
+  // Looks a string up as if its capital letters were small, if `fold_case`. Returns `fallback`, if
+  // it is not none, for what is undefined.
+  Getter(Heap& heap, Value path, bool fold_case = false, Value fallback = Value::None());
+  Value operator()(Heap& heap, Value item) const;
+
+ private:
+  std::vector<Value> parts_;
+  bool fold_case_;
+  Value fallback_;
+};
 
 // Text operations that are both filters and methods.
 Value Strip(Heap& heap, const Text& text, const Text* characters, bool left, bool right);
 Value Replace(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count);
-Text Capitalized(const Text& text);
-Text TitleCased(const Text& text);  // str.title: letters after non-letters rise
-Text Titled(const Text& text);      // the filter: after space, dash or bracket
-Text Lowered(const Text& text);
-Text Uppered(const Text& text);
+// Appends `count` copies of `fill`, or none if the count is negative.
+void AppendFill(Heap& heap, const Text& fill, int64_t count, Text& out);
+// str.center, ljust and rjust: the text between copies of `fill`, `width` characters wide.
+enum class Align : uint8_t { kLeft, kCenter, kRight };
+Value Aligned(Heap& heap, const Text& text, Align align, int64_t width, const Text& fill);
+// How many characters a text has.
+int64_t CountCharacters(Heap& heap, const Text& text);
+// str.splitlines, with the line ends or without.
+std::vector<Value> SplitLines(Heap& heap, const Text& text, bool keep_ends);
 Value DictItems(Heap& heap, const Dict& dict);
 Value Join(Heap& heap, const std::vector<Value>& items, const Text& separator);
 

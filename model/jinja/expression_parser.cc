@@ -1,6 +1,7 @@
 #include "model/jinja/expression_parser.h"
 
 #include <charconv>
+#include <cstdlib>
 #include <string>
 
 namespace flotilla::jinja {
@@ -106,6 +107,12 @@ ExprPtr ExpressionParser::ParseConcat() {
   return concat;
 }
 
+ExprPtr ExpressionParser::Joined(std::vector<ExprPtr> parts) {
+  ExprPtr concat = NewExpr(Expr::Kind::kConcat);
+  for (ExprPtr& part : parts) AddArg(*concat, std::move(part));
+  return concat;
+}
+
 ExprPtr ExpressionParser::ParseProduct() {
   return ParseBinary({{"*", Op::kMul}, {"/", Op::kDiv}, {"//", Op::kFloorDiv}, {"%", Op::kMod}},
                      [this] { return ParsePower(); });
@@ -144,6 +151,9 @@ ExprPtr ExpressionParser::ParsePrimary() {
       if (name == "false" || name == "False") return Literal(Value(false));
       if (name == "none" || name == "None") return Literal(Value::None());
       expr->name = name;
+      read_.caller |= name == "caller";
+      read_.varargs |= name == "varargs";
+      read_.kwargs |= name == "kwargs";
       return expr;
     }
     case Kind::kInteger:
@@ -185,9 +195,12 @@ ExprPtr ExpressionParser::ParseNumber() {
   int64_t integer = 0;
   double real = 0;
   const bool whole = token.kind == Kind::kInteger;
+  const int base = *begin == 'x' ? 16 : *begin == 'o' ? 8 : *begin == 'b' ? 2 : 10;
+  if (base != 10) ++begin;
   const auto parsed =
-      whole ? std::from_chars(begin, end, integer) : std::from_chars(begin, end, real);
-  if (parsed.ec != std::errc()) return Fail("a number is too large");
+      whole ? std::from_chars(begin, end, integer, base) : std::from_chars(begin, end, real);
+  if (parsed.ec != std::errc() && whole) return Fail("a number is too large");
+  if (parsed.ec != std::errc()) real = std::strtod(begin, nullptr);  // infinity or zero
   return Literal(whole ? Value(integer) : Value(real));
 }
 
@@ -235,9 +248,19 @@ ExprPtr ExpressionParser::ParseSubscript(ExprPtr object) {
 
 void ExpressionParser::ParseArguments(Expr& call) {
   ExpectOperator("(");
+  const auto unpacked = [&](ExprPtr& list) {
+    Take();
+    list = ParseExpression();
+    if (list != nullptr) Deepen(call, *list);
+  };
   ParseItems(")", [&] {
-    if (IsOperator("*") || IsOperator("**")) {
-      Fail("argument unpacking is not supported");
+    const bool last = call.unpacked_named != nullptr;
+    if (last || (IsOperator("*") && call.unpacked != nullptr)) {
+      Fail("an argument follows **, or a second *");
+    } else if (IsOperator("*")) {
+      unpacked(call.unpacked);
+    } else if (IsOperator("**")) {
+      unpacked(call.unpacked_named);
     } else if (Now().kind == Kind::kName && Ahead().kind == Kind::kOperator &&
                Ahead().text == "=") {
       std::string name = Take().text;
@@ -245,6 +268,8 @@ void ExpressionParser::ParseArguments(Expr& call) {
       ExprPtr value = ParseExpression();
       if (value != nullptr) Deepen(call, *value);
       call.named.emplace_back(std::move(name), std::move(value));
+    } else if (!call.named.empty() || call.unpacked != nullptr) {
+      Fail("a positional argument follows a named one or *");
     } else {
       AddArg(call, ParseExpression());
     }
@@ -276,11 +301,11 @@ ExprPtr ExpressionParser::ParseTest(ExprPtr operand) {
   ExprPtr test = Node(Expr::Kind::kTest, std::move(operand));
   test->name = ExpectName();
   if (ok() && !IsTest(test->name)) return Fail(Cat("no test '", test->name, "'"));
-  const bool keyword = IsName("else") || IsName("or") || IsName("and") || IsName("is");
-  const bool operand_follows =
-      (Now().kind == Kind::kName && !keyword && !IsName("if") && !IsName("in") && !IsName("not")) ||
-      Now().kind == Kind::kInteger || Now().kind == Kind::kFloat || Now().kind == Kind::kString ||
-      IsOperator("[") || IsOperator("{");
+  if (IsName("is")) return Fail("a test cannot follow a test");
+  const bool keyword = IsName("else") || IsName("or") || IsName("and");
+  const bool operand_follows = (Now().kind == Kind::kName && !keyword) ||
+                               Now().kind == Kind::kInteger || Now().kind == Kind::kFloat ||
+                               Now().kind == Kind::kString || IsOperator("[") || IsOperator("{");
   if (IsOperator("(")) {
     ParseArguments(*test);
   } else if (operand_follows) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "model/jinja/ast.h"
 #include "model/jinja/token_cursor.h"
@@ -22,6 +23,15 @@ class ExpressionParser : public TokenCursor {
   ExprPtr ParseExpression();
   // Parses filters and tests after an operand. A null operand means a block's output.
   ExprPtr ParseFilters(ExprPtr expr, bool first_without_pipe);
+
+ protected:
+  // Names that have been read since the owner cleared these. A macro gets them if it reads them.
+  struct ReadNames {
+    bool caller = false, varargs = false, kwargs = false;
+  };
+  ReadNames read_;
+  // An expression that joins the texts of others.
+  ExprPtr Joined(std::vector<ExprPtr> parts);
 
  private:
   ExprPtr NewExpr(Expr::Kind kind) const;

@@ -1,166 +1,29 @@
-// The filters of the template language.
+// The filters of the template language that take a text or any type, and the look-up of all.
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdlib>
+#include <cctype>
 
 #include "model/jinja/builtins.h"
+#include "model/jinja/format.h"
+#include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {
 
 const Text kEmpty;
 
-// The input of a text filter. Strings stay as they are; other values become printed text.
-Text AsText(Heap& heap, Value value) {
-  Text text;
-  if (heap.Charge(value.is(Type::kText) ? value.text->cost() : 1)) {
-    AppendStr(heap, value, text);
-  }
-  return text;
-}
-
-// x.a.0.b for the path "a.0.b"; undefined where the path ends early.
-Value AtPath(Heap& heap, Value value, Value path) {
-  if (path.is_integer()) return GetItem(heap, value, path);
-  if (!path.is(Type::kText)) return heap.Fail("an attribute name is wanted");
-  std::string_view rest = path.text->bytes();
-  while (!rest.empty() && !value.is(Type::kUndefined) && heap.Charge(1)) {
-    const size_t dot = std::min(rest.find('.'), rest.size());
-    const std::string_view name = rest.substr(0, dot);
-    rest.remove_prefix(std::min(dot + 1, rest.size()));
-    int64_t index = 0;
-    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), index);
-    if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) {
-      value = GetItem(heap, value, Value(index));
-    } else {
-      value = GetItem(heap, value, heap.NewText(name));
-    }
-  }
-  return value;
-}
-
-// The key by which items are ordered and compared: an attribute, and the case of letters only
-// if `case_sensitive`.
-Value SortKey(Heap& heap, Value item, Value attribute, bool case_sensitive) {
-  if (!attribute.is(Type::kUndefined) && !attribute.is(Type::kNone)) {
-    item = AtPath(heap, item, attribute);
-  }
-  if (case_sensitive || !item.is(Type::kText)) return item;
-  return heap.Charge(item.text->cost()) ? heap.NewText(Lowered(*item.text)) : Value();
-}
-
-struct Keyed {
-  Value key;
-  Value item;
-};
-
-Value Sorted(Heap& heap, std::vector<Keyed> keyed, bool reverse) {
-  // A reversed sort is still stable, as in Python.
-  if (reverse) std::ranges::reverse(keyed);
-  std::ranges::stable_sort(
-      keyed, [&](const Keyed& a, const Keyed& b) { return Less(heap, a.key, b.key); });
-  if (reverse) std::ranges::reverse(keyed);
-  std::vector<Value> items;
-  for (const Keyed& each : keyed) items.push_back(each.item);
-  return heap.NewList(std::move(items));
-}
-
-Value Sort(Heap& heap, Value input, const Bound& bound, const Args&) {
-  std::vector<Keyed> keyed;
-  for (const Value item : Items(heap, input)) {
-    keyed.push_back({SortKey(heap, item, bound[2], bound.truth(1, false)), item});
-  }
-  return Sorted(heap, std::move(keyed), bound.truth(0, false));
-}
-
-Value DictSort(Heap& heap, Value input, const Bound& bound, const Args&) {
-  if (!input.is(Type::kDict)) return heap.Fail("dictsort of a '", TypeName(input), "'");
-  const Text by_key("key", false);
-  const size_t part = bound.text(heap, 1, by_key).bytes() == "value" ? 1 : 0;
-  std::vector<Keyed> keyed;
-  for (const Value pair : Items(heap, DictItems(heap, *input.dict))) {
-    keyed.push_back({SortKey(heap, pair.list->items[part], Value(), bound.truth(0, false)), pair});
-  }
-  return heap.ok() ? Sorted(heap, std::move(keyed), bound.truth(2, false)) : Value();
-}
-
-Value Unique(Heap& heap, Value input, const Bound& bound, const Args&) {
-  std::vector<Value> keys;
-  std::vector<Value> items;
-  for (const Value item : Items(heap, input)) {
-    if (!heap.ok()) return {};
-    const Value key = SortKey(heap, item, bound[1], bound.truth(0, false));
-    if (std::ranges::any_of(keys, [&](Value seen) { return Equal(heap, seen, key); })) continue;
-    keys.push_back(key);
-    items.push_back(item);
-  }
-  return heap.NewList(std::move(items));
-}
-
-// select, reject, selectattr, rejectattr: ([attribute,] [test, arguments...]).
-Value Select(Heap& heap, Value input, const Args& args, bool by_attribute, bool keep) {
-  std::span<const Value> rest = args.positional;
-  Value attribute;
-  if (by_attribute) {
-    if (rest.empty()) return heap.Fail("an attribute name is wanted");
-    attribute = rest[0];
-    rest = rest.subspan(1);
-  }
-  std::string_view test;
-  if (!rest.empty()) {
-    if (!rest[0].is(Type::kText)) return heap.Fail("a test name is wanted");
-    test = rest[0].text->bytes();
-    rest = rest.subspan(1);
-  }
-  std::vector<Value> kept;
-  for (const Value item : Items(heap, input)) {
-    if (!heap.Charge(1)) return {};
-    const Value tested = by_attribute ? AtPath(heap, item, attribute) : item;
-    const bool passes =
-        test.empty() ? Truthy(tested) : CallTest(heap, test, tested, Args{rest, args.named});
-    if (passes == keep) kept.push_back(item);
-  }
-  return heap.NewList(std::move(kept));
-}
-
-// map('filter', arguments...) or map(attribute='name', default=value).
-Value Map(Heap& heap, Value input, const Bound&, const Args& args) {
-  Value attribute;
-  Value fallback;
-  for (const auto& [name, value] : args.named) {
-    if (name == "attribute") attribute = value;
-    if (name == "default") fallback = value;
-  }
-  const bool by_attribute = !attribute.is(Type::kUndefined);
-  if (!by_attribute && (args.positional.empty() || !args.positional[0].is(Type::kText))) {
-    return heap.Fail("map wants a filter name or attribute=");
-  }
-  std::vector<Value> mapped;
-  for (const Value item : Items(heap, input)) {
-    if (!heap.Charge(1)) return {};
-    if (by_attribute) {
-      const Value found = AtPath(heap, item, attribute);
-      mapped.push_back(found.is(Type::kUndefined) ? fallback : found);
-    } else {
-      mapped.push_back(CallFilter(heap, args.positional[0].text->bytes(), item,
-                                  Args{args.positional.subspan(1), args.named}));
-    }
-  }
-  return heap.NewList(std::move(mapped));
-}
+// ---- Of any type ----
 
 Value ToJson(Heap& heap, Value input, const Bound& bound, const Args&) {
   JsonStyle style;
   constexpr int64_t kMaxIndent = 64;
-  if (bound.has(0) && !bound[0].is(Type::kNone)) {
-    style.indent = static_cast<int>(std::clamp<int64_t>(bound.integer(heap, 0, 0), 0, kMaxIndent));
+  if (bound.has(1) && !bound[1].is(Type::kNone)) {
+    style.indent = static_cast<int>(std::clamp<int64_t>(bound.integer(heap, 1, 0), 0, kMaxIndent));
     style.item_separator = ",";
   }
-  style.ensure_ascii = bound.truth(1, false);
-  style.sort_keys = bound.truth(2, false);
-  if (bound.has(3) && !bound[3].is(Type::kNone)) {
-    const Value pair = bound[3];
+  style.ensure_ascii = bound.truth(0, false);
+  style.sort_keys = bound.truth(3, false);
+  if (bound.has(2) && !bound[2].is(Type::kNone)) {
+    const Value pair = bound[2];
     if (!pair.is(Type::kList) || pair.list->items.size() != 2 ||
         !pair.list->items[0].is(Type::kText) || !pair.list->items[1].is(Type::kText)) {
       return heap.Fail("separators= wants a pair of strings");
@@ -173,83 +36,25 @@ Value ToJson(Heap& heap, Value input, const Bound& bound, const Args&) {
   return heap.NewText(std::move(out));
 }
 
-Value Length(Heap& heap, Value input, const Bound&, const Args&) {
-  switch (input.type) {
-    case Type::kUndefined:
-      return Value(int64_t{0});
-    case Type::kText:
-      heap.Charge(input.text->bytes().size() / 8);
-      return Value(static_cast<int64_t>(CharacterOffsets(input.text->bytes()).size()) - 1);
-    case Type::kList:
-      return Value(static_cast<int64_t>(input.list->items.size()));
-    case Type::kDict:
-      return Value(static_cast<int64_t>(input.dict->items.size()));
-    default:
-      return heap.Fail("object of type '", TypeName(input), "' has no length");
-  }
-}
-
-Value Default(Heap&, Value input, const Bound& bound, const Args&) {
+Value Default(Heap& heap, Value input, const Bound& bound, const Args&) {
   const bool missing = input.is(Type::kUndefined) || (bound.truth(1, false) && !Truthy(input));
-  return missing ? bound[0] : input;
+  if (!missing) return input;
+  return bound.has(0) ? bound[0] : heap.NewText(kEmpty);
 }
 
-Value FirstOrLast(Heap& heap, Value input, bool first) {
-  const std::vector<Value> items = Items(heap, input);
-  return items.empty() ? Value() : first ? items.front() : items.back();
+// As x.name, but never an item.
+Value Attribute(Heap& heap, Value input, const Bound& bound, const Args&) {
+  const Text name = AsText(heap, bound[0]);
+  if (input.is(Type::kDict) && !HasMethod(input, name.bytes())) return {};
+  const Value key = heap.NewText(name);  // a bound method keeps the name
+  return heap.ok() ? GetAttribute(heap, input, key.text->bytes()) : Value();
 }
 
-Value Reverse(Heap& heap, Value input, const Bound&, const Args&) {
-  std::vector<Value> items = Items(heap, input);
-  std::ranges::reverse(items);
-  if (input.is(Type::kText)) return Join(heap, items, kEmpty);
-  return heap.NewList(std::move(items));
-}
-
-Value ToInt(Heap& heap, Value input, const Bound& bound, const Args&) {
-  const Value fallback(bound.integer(heap, 0, 0));
-  if (input.is_integer()) return Value(input.as_integer());
-  double real = 0;
-  if (input.is(Type::kFloat)) {
-    real = input.real;
-  } else if (input.is(Type::kText)) {
-    const Value stripped = Strip(heap, *input.text, nullptr, true, true);
-    if (!heap.ok()) return {};
-    const std::string& text = stripped.text->bytes();
-    int64_t integer = 0;
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + text.starts_with('+'), end, integer);
-    if (parsed.ec == std::errc() && parsed.ptr == end) return Value(integer);
-    const auto as_real = std::from_chars(text.data(), end, real);
-    if (as_real.ec != std::errc() || as_real.ptr != end) return fallback;
-  } else {
-    return fallback;
-  }
-  return std::fabs(real) < 0x1p63 ? Value(static_cast<int64_t>(real)) : fallback;
-}
-
-Value ToFloat(Heap& heap, Value input, const Bound& bound, const Args&) {
-  const Value fallback = bound.has(0) ? bound[0] : Value(0.0);
-  if (input.is_number()) return Value(input.as_real());
-  if (!input.is(Type::kText)) return fallback;
-  const Value stripped = Strip(heap, *input.text, nullptr, true, true);
-  if (!heap.ok()) return {};
-  const std::string& text = stripped.text->bytes();
-  double real = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), real);
-  const bool whole = parsed.ec == std::errc() && parsed.ptr == text.data() + text.size();
-  return whole ? Value(real) : fallback;
-}
-
-Value Abs(Heap& heap, Value input, const Bound&, const Args&) {
-  if (input.is(Type::kFloat)) return Value(std::fabs(input.real));
-  if (!input.is_integer()) return heap.Fail("abs of a '", TypeName(input), "'");
-  if (input.as_integer() == INT64_MIN) return heap.Fail("integer overflow");
-  return Value(std::abs(input.as_integer()));
-}
+// ---- Texts ----
 
 Value Indent(Heap& heap, Value input, const Bound& bound, const Args&) {
   constexpr int64_t kMaxWidth = 1000;
+  if (!input.is(Type::kText)) return heap.Fail("indent of a '", TypeName(input), "'");
   Text margin("    ", false);
   if (bound.has(0) && bound[0].is(Type::kText)) {
     margin = *bound[0].text;
@@ -259,37 +64,25 @@ Value Indent(Heap& heap, Value input, const Bound& bound, const Args&) {
   }
   const bool first = bound.truth(1, false);
   const bool blank = bound.truth(2, false);
-  const Text text = AsText(heap, input);
-  const std::string& bytes = text.bytes();
+  if (!heap.Charge(input.text->cost())) return {};
+  Text text = *input.text;
+  text.Append("\n", false);  // an end of line at the end stays, as in Jinja
+  const std::vector<Value> lines = SplitLines(heap, text, /*keep_ends=*/false);
   Text out;
-  for (size_t at = 0; heap.Charge(1 + margin.cost());) {
-    const size_t newline = std::min(bytes.find('\n', at), bytes.size());
-    if (at == 0 ? first : (blank || newline > at)) out.Append(margin);
-    out.Append(text, at, newline);
-    if (newline == bytes.size()) break;
-    out.Append("\n", false);
-    at = newline + 1;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!heap.Charge(1 + margin.cost()) || !lines[i].is(Type::kText)) return {};
+    const Text& line = *lines[i].text;
+    if (i > 0) out.Append("\n", false);
+    if (i == 0 ? first : (blank || !line.bytes().empty())) out.Append(margin);
+    out.Append(line);
   }
   return heap.NewText(std::move(out));
 }
 
-Value JoinFilter(Heap& heap, Value input, const Bound& bound, const Args&) {
-  std::vector<Value> items = Items(heap, input);
-  if (bound.has(1)) {
-    for (Value& item : items) item = AtPath(heap, item, bound[1]);
-  }
-  return Join(heap, items, bound.text(heap, 0, kEmpty));
-}
-
-Value ItemsFilter(Heap& heap, Value input, const Bound&, const Args&) {
-  if (input.is(Type::kUndefined)) return heap.NewList({});
-  if (!input.is(Type::kDict)) return heap.Fail("items of a '", TypeName(input), "'");
-  return DictItems(heap, *input.dict);
-}
-
 Value ReplaceFilter(Heap& heap, Value input, const Bound& bound, const Args&) {
-  return Replace(heap, AsText(heap, input), bound.text(heap, 0, kEmpty),
-                 bound.text(heap, 1, kEmpty), bound.integer(heap, 2, -1));
+  const bool counted = bound.has(2) && !bound[2].is(Type::kNone);
+  return Replace(heap, AsText(heap, input), AsText(heap, bound[0]), AsText(heap, bound[1]),
+                 counted ? bound.integer(heap, 2, -1) : -1);
 }
 
 Value Trim(Heap& heap, Value input, const Bound& bound, const Args&) {
@@ -298,63 +91,181 @@ Value Trim(Heap& heap, Value input, const Bound& bound, const Args&) {
                true);
 }
 
-// A filter that maps a text; AsText turns other values into text.
-template <Text (*map)(const Text&)>
-Value TextFilter(Heap& heap, Value input, const Bound&, const Args&) {
-  return heap.NewText(map(AsText(heap, input)));
+Value Center(Heap& heap, Value input, const Bound& bound, const Args&) {
+  constexpr int64_t kWidth = 80;  // Jinja's
+  return Aligned(heap, AsText(heap, input), Align::kCenter, bound.integer(heap, 0, kWidth),
+                 Text(" ", false));
 }
 
-Text Same(const Text& text) { return text; }
+Value Truncate(Heap& heap, Value input, const Bound& bound, const Args&) {
+  constexpr int64_t kLength = 255, kLeeway = 5;  // Jinja's
+  const Text dots("...", false);
+  const int64_t length = bound.integer(heap, 0, kLength);
+  const Text& end = bound.text(heap, 2, dots);
+  const bool given = bound.has(3) && !bound[3].is(Type::kNone);
+  const int64_t leeway = given ? bound.integer(heap, 3, kLeeway) : kLeeway;
+  const int64_t keep = length - CountCharacters(heap, end);
+  if (keep < 0) return heap.Fail("truncate: the length is less than that of the end");
+  if (leeway < 0) return heap.Fail("truncate: the leeway is negative");
+  const Value length_of_input = CallFilter(heap, "length", input, {});
+  const int64_t size = length_of_input.as_integer();
+  if (!heap.ok() || size <= length || size - length <= leeway) return input;
+  if (!input.is(Type::kText)) return heap.Fail("truncate of a long '", TypeName(input), "'");
+  const Text& text = *input.text;
+  const std::string_view bytes = text.bytes();
+  size_t cut = 0;
+  for (int64_t i = 0; i < keep; ++i) cut += model::ReadUtf8(bytes, cut).bytes;
+  if (!bound.truth(1, false)) cut = std::min(cut, bytes.substr(0, cut).rfind(' '));
+  Text out;
+  out.Append(text, 0, cut);
+  out.Append(end);
+  return heap.NewText(std::move(out));
+}
+
+Value WordCount(Heap& heap, Value input, const Bound&, const Args&) {
+  const Text text = AsText(heap, input);
+  const std::string& bytes = text.bytes();
+  if (!heap.Charge(bytes.size() / 16)) return {};
+  int64_t words = 0;
+  bool inside = false;
+  for (size_t at = 0; at < bytes.size();) {
+    const model::Utf8Part part = model::ReadUtf8(bytes, at);
+    const bool word = part.code_point == '_' || IsAlphanumeric(part.code_point);
+    if (word && !std::exchange(inside, word)) ++words;
+    inside = word;
+    at += part.bytes;
+  }
+  return Value(words);
+}
+
+// Returns the text with each byte that `escape` has a text for as that text.
+template <typename Escape>
+Value Escaped(Heap& heap, const Text& text, Escape escape) {
+  Text out;
+  size_t at = 0;
+  uint64_t made = 0;
+  for (const Text::Run& run : text.runs()) {
+    std::string part;
+    for (; at < run.end; ++at) {
+      const auto escaped = escape(text.bytes()[at]);
+      part += escaped.empty() ? text.bytes().substr(at, 1) : std::string(escaped);
+      made += escaped.size();
+      if (made >= 64 && !heap.Charge(std::exchange(made, 0) / 64)) return {};
+    }
+    out.Append(part, run.user);
+  }
+  return heap.NewText(std::move(out));
+}
+
+Value EscapeHtml(Heap& heap, Value input, const Bound&, const Args&) {
+  return Escaped(heap, AsText(heap, input), [](char c) -> std::string_view {
+    switch (c) {
+      case '&':
+        return "&amp;";
+      case '<':
+        return "&lt;";
+      case '>':
+        return "&gt;";
+      case '\'':
+        return "&#39;";
+      case '"':
+        return "&#34;";
+      default:
+        return {};
+    }
+  });
+}
+
+// A part of a query (in which a space is +), or a path.
+Value UrlQuoted(Heap& heap, Value value, bool query) {
+  return Escaped(heap, AsText(heap, value), [query](char c) -> std::string {
+    const bool safe = std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+                      std::string_view("_.-~").find(c) != std::string_view::npos;
+    if (safe || (c == '/' && !query)) return {};
+    if (c == ' ' && query) return "+";
+    constexpr std::string_view kDigits = "0123456789ABCDEF";
+    const auto byte = static_cast<uint8_t>(c);
+    return {'%', kDigits[byte >> 4], kDigits[byte & 15]};
+  });
+}
+
+// A string becomes quoted. A dict, or pairs, become key=value&key=value.
+Value UrlEncode(Heap& heap, Value input, const Bound&, const Args&) {
+  if (!input.is(Type::kDict) && !input.is(Type::kList)) return UrlQuoted(heap, input, false);
+  const Value pairs = input.is(Type::kDict) ? DictItems(heap, *input.dict) : input;
+  std::vector<Value> parts;
+  for (const Value pair : Items(heap, pairs)) {
+    const std::vector<Value> both = Items(heap, pair);
+    if (both.size() != 2) return heap.Fail("urlencode wants a string, a dict or pairs");
+    parts.push_back(Join(heap, {UrlQuoted(heap, both[0], true), UrlQuoted(heap, both[1], true)},
+                         Text("=", false)));
+  }
+  return Join(heap, parts, Text("&", false));
+}
+
+Value Format(Heap& heap, Value input, const Bound&, const Args& args) {
+  if (!args.positional.empty() && !args.named.empty()) {
+    return heap.Fail("format takes positional or named arguments, not both");
+  }
+  const Text format = AsText(heap, input);
+  if (args.named.empty()) {
+    const std::vector<Value> items(args.positional.begin(), args.positional.end());
+    return FormatPercent(heap, format, heap.NewList(items, /*tuple=*/true));
+  }
+  Dict dict;
+  for (const auto& [name, value] : args.named) dict.Set(heap, heap.NewText(name), value);
+  return FormatPercent(heap, format, heap.NewDict(std::move(dict)));
+}
+
+// A filter that maps a text; AsText turns other values into text.
+template <Text (*map)(Heap&, const Text&)>
+Value TextFilter(Heap& heap, Value input, const Bound&, const Args&) {
+  return heap.NewText(map(heap, AsText(heap, input)));
+}
+
+Text Same(Heap&, const Text& text) { return text; }
 
 constexpr Builtin kFilters[] = {
-    {"abs", "", Abs},
+    {"attr", "name", Attribute},
     {"capitalize", "", TextFilter<Capitalized>},
-    {"count", "", Length},
-    {"d", "default_value boolean", Default},
-    {"default", "default_value boolean", Default},
-    {"dictsort", "case_sensitive by reverse", DictSort},
-    {"first", "",
-     [](Heap& h, Value v, const Bound&, const Args&) { return FirstOrLast(h, v, true); }},
-    {"float", "default", ToFloat},
-    {"indent", "width first blank", Indent},
-    {"int", "default", ToInt},
-    {"items", "", ItemsFilter},
-    {"join", "d attribute", JoinFilter},
-    {"last", "",
-     [](Heap& h, Value v, const Bound&, const Args&) { return FirstOrLast(h, v, false); }},
-    {"length", "", Length},
-    {"list", "",
-     [](Heap& h, Value v, const Bound&, const Args&) { return h.NewList(Items(h, v)); }},
+    {"center", "width=", Center},
+    {"d", "default_value= boolean=", Default},
+    {"default", "default_value= boolean=", Default},
+    {"e", "", EscapeHtml},
+    {"escape", "", EscapeHtml},
+    {"forceescape", "", EscapeHtml},
+    {"format", "*", Format},
+    {"indent", "width= first= blank=", Indent},
     {"lower", "", TextFilter<Lowered>},
-    {"map", "*", Map},
-    {"reject", "*",
-     [](Heap& h, Value v, const Bound&, const Args& a) { return Select(h, v, a, false, false); }},
-    {"rejectattr", "*",
-     [](Heap& h, Value v, const Bound&, const Args& a) { return Select(h, v, a, true, false); }},
-    {"replace", "old new count", ReplaceFilter},
-    {"reverse", "", Reverse},
+    {"replace", "old new count=", ReplaceFilter},
     {"safe", "", TextFilter<Same>},
-    {"select", "*",
-     [](Heap& h, Value v, const Bound&, const Args& a) { return Select(h, v, a, false, true); }},
-    {"selectattr", "*",
-     [](Heap& h, Value v, const Bound&, const Args& a) { return Select(h, v, a, true, true); }},
-    {"sort", "reverse case_sensitive attribute", Sort},
     {"string", "", TextFilter<Same>},
     {"title", "", TextFilter<Titled>},
-    {"tojson", "indent ensure_ascii sort_keys separators", ToJson},
-    {"trim", "chars", Trim},
-    {"unique", "case_sensitive attribute", Unique},
+    {"tojson", "ensure_ascii= indent= separators= sort_keys=", ToJson},
+    {"trim", "chars=", Trim},
+    {"truncate", "length= killwords= end= leeway=", Truncate},
     {"upper", "", TextFilter<Uppered>},
+    {"urlencode", "", UrlEncode},
+    {"wordcount", "", WordCount},
 };
+
+const Builtin* FindFilter(std::string_view name) {
+  for (const std::span<const Builtin> table :
+       {std::span<const Builtin>(kFilters), ListFilters(), NumberFilters()}) {
+    const auto row = std::ranges::find(table, name, &Builtin::name);
+    if (row != table.end()) return &*row;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
-bool IsFilter(std::string_view name) {
-  return std::ranges::find(kFilters, name, &Builtin::name) != std::end(kFilters);
-}
+bool IsFilter(std::string_view name) { return FindFilter(name) != nullptr; }
 
 Value CallFilter(Heap& heap, std::string_view name, Value input, const Args& args) {
-  return CallBuiltin(heap, kFilters, name, input, args);
+  const Builtin* row = FindFilter(name);
+  if (row == nullptr) return heap.Fail("no filter '", name, "'");
+  return CallBuiltin(heap, {row, 1}, name, input, args);
 }
 
 }  // namespace flotilla::jinja

@@ -1,33 +1,46 @@
 #include "model/jinja/lexer.h"
 
+#include <unicode/uchar.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <utility>
 
 #include "common/types/text.h"
+#include "model/jinja/letter_case.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::jinja {
 namespace {
 
-constexpr std::string_view kSpace = " \t\n\r\f\v";
-
-bool IsNameStart(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_'; }
+bool IsNameStart(uint32_t c) {
+  return c == '_' || u_hasBinaryProperty(static_cast<UChar32>(c), UCHAR_XID_START) != 0;
+}
+bool IsInName(uint32_t c) {
+  return u_hasBinaryProperty(static_cast<UChar32>(c), UCHAR_XID_CONTINUE) != 0;
+}
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-void AppendUtf8(uint32_t c, std::string& out) {
-  if (c < 0x80) {
-    out += static_cast<char>(c);
-  } else if (c < 0x800) {
-    out += {static_cast<char>(0xc0 | c >> 6), static_cast<char>(0x80 | (c & 63))};
-  } else if (c < 0x10000) {
-    out += {static_cast<char>(0xe0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 63)),
-            static_cast<char>(0x80 | (c & 63))};
-  } else {
-    out += {static_cast<char>(0xf0 | c >> 18), static_cast<char>(0x80 | (c >> 12 & 63)),
-            static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
+// The first place from `at` on that is not white space.
+size_t SpaceEnd(std::string_view text, size_t at) {
+  while (at < text.size()) {
+    const model::Utf8Part part = model::ReadUtf8(text, at);
+    if (!IsSpace(part.code_point)) break;
+    at += part.bytes;
   }
+  return at;
+}
+
+// The text without the white space at its end.
+std::string_view WithoutSpaceAtEnd(std::string_view text) {
+  while (!text.empty()) {
+    size_t last = text.size() - 1;
+    while (last > 0 && (static_cast<uint8_t>(text[last]) & 0xc0) == 0x80) --last;
+    if (!IsSpace(model::ReadUtf8(text, last).code_point)) break;
+    text = text.substr(0, last);
+  }
+  return text;
 }
 
 class Lexer {
@@ -70,7 +83,7 @@ class Lexer {
     at_ = to;
   }
 
-  void SkipSpace() { Advance(std::min(source_.find_first_not_of(kSpace, at_), source_.size())); }
+  void SkipSpace() { Advance(SpaceEnd(source_, at_)); }
 
   void Add(Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
 
@@ -91,18 +104,61 @@ class Lexer {
       if (std::string_view("{%#").find(source_[tag + 1]) != std::string_view::npos) break;
     }
     const char type = source_[tag + 1];
+    const Mark raw = type == '%' ? FindMark(tag, "raw") : Mark();
     const char sign = tag + 2 < source_.size() ? source_[tag + 2] : '\0';
-    std::string_view text = std::string_view(source_).substr(begin, tag - begin);
-    if (sign == '-') {
-      text = text.substr(0, text.find_last_not_of(kSpace) + 1);
-    } else if (sign != '+' && type != '{') {
-      text = StripLineStart(text, begin);
-    }
+    const std::string_view text = TextBefore(begin, tag, type, sign);
     if (!text.empty()) Add(Kind::kText, std::string(text));
+    if (raw.end > 0 && raw.end_sign != '+') {
+      Advance(raw.end);
+      TrimAfterTag(raw.end_sign, /*trim_block=*/false);
+      return LexRaw();
+    }
     Advance(tag + 2 + (sign == '-' || sign == '+'));
     if (type == '#') return SkipComment();
     Add(type == '{' ? Kind::kPrintBegin : Kind::kBlockBegin, "");
     LexTag(type == '{' ? Kind::kPrintEnd : Kind::kBlockEnd);
+  }
+
+  // The text between `begin` and a tag, without the white space that the tag takes.
+  std::string_view TextBefore(size_t begin, size_t tag, char type, char sign) const {
+    const std::string_view text = std::string_view(source_).substr(begin, tag - begin);
+    if (sign == '-') return WithoutSpaceAtEnd(text);
+    return sign != '+' && type != '{' ? StripLineStart(text, begin) : text;
+  }
+
+  // A tag that has nothing but a word.
+  struct Mark {
+    size_t end = 0;  // 0: there is none
+    char begin_sign = '\0', end_sign = '\0';
+  };
+  Mark FindMark(size_t tag, std::string_view word) const {
+    const std::string_view source = source_;
+    const auto take_sign = [&](size_t& at) {
+      return at < source.size() && (source[at] == '-' || source[at] == '+') ? source[at++] : '\0';
+    };
+    size_t at = tag + 2;
+    const char begin_sign = take_sign(at);
+    at = SpaceEnd(source, at);
+    if (!source.substr(at).starts_with(word)) return {};
+    at = SpaceEnd(source, at + word.size());
+    const char end_sign = take_sign(at);
+    if (!source.substr(at).starts_with("%}")) return {};
+    return {at + 2, begin_sign, end_sign};
+  }
+
+  // Takes all up to the tag endraw as text.
+  void LexRaw() {
+    const size_t begin = at_;
+    for (size_t tag = begin;; tag += 2) {
+      tag = source_.find("{%", tag);
+      if (tag == std::string::npos) return Fail("a raw block does not end");
+      const Mark mark = FindMark(tag, "endraw");
+      if (mark.end == 0) continue;
+      const std::string_view text = TextBefore(begin, tag, '%', mark.begin_sign);
+      if (!text.empty()) Add(Kind::kText, std::string(text));
+      Advance(mark.end);
+      return TrimAfterTag(mark.end_sign, /*trim_block=*/true);
+    }
   }
 
   // lstrip_blocks: removes white space between the start of a line and a tag.
@@ -111,10 +167,8 @@ class Lexer {
     const bool whole_line =
         newline != std::string_view::npos || begin == 0 || source_[begin - 1] == '\n';
     const size_t line_start = newline == std::string_view::npos ? 0 : newline + 1;
-    if (!whole_line || text.find_first_not_of(kSpace, line_start) != std::string_view::npos) {
-      return text;
-    }
-    return text.substr(0, line_start);
+    return whole_line && SpaceEnd(text, line_start) == text.size() ? text.substr(0, line_start)
+                                                                   : text;
   }
 
   // Called after a tag that ended with `sign`: trim_blocks removes one newline, and the sign -
@@ -154,7 +208,7 @@ class Lexer {
       if (at_ >= source_.size()) return Fail("a tag does not end");
       if (open.empty() && LexTagEnd(end)) return;
       const char c = Peek();
-      if (IsNameStart(c)) {
+      if (IsNameStart(model::ReadUtf8(source_, at_).code_point)) {
         LexName();
       } else if (IsDigit(c)) {
         LexNumber();
@@ -168,36 +222,75 @@ class Lexer {
 
   void LexName() {
     size_t end = at_;
-    while (end < source_.size() && (IsNameStart(source_[end]) || IsDigit(source_[end]))) ++end;
+    while (end < source_.size()) {
+      const model::Utf8Part part = model::ReadUtf8(source_, end);
+      if (!IsNameStart(part.code_point) && !IsInName(part.code_point)) break;
+      end += part.bytes;
+    }
     Add(Kind::kName, source_.substr(at_, end - at_));
     at_ = end;
   }
 
-  void LexNumber() {
-    size_t end = at_;
-    const auto digits = [&] {
-      while (end < source_.size() && (IsDigit(source_[end]) || source_[end] == '_')) ++end;
-    };
-    digits();
-    Kind kind = Kind::kInteger;
-    if (end + 1 < source_.size() && source_[end] == '.' && IsDigit(source_[end + 1])) {
-      kind = Kind::kFloat;
-      ++end;
-      digits();
+  // Reads a number with a prefix such as 0x, if there is one. Its token has the base's letter in
+  // front.
+  bool LexPrefixedNumber() {
+    const char letter = static_cast<char>(std::tolower(static_cast<unsigned char>(Peek(1))));
+    const std::string_view digits = letter == 'x'   ? "0123456789abcdefABCDEF"
+                                    : letter == 'o' ? "01234567"
+                                    : letter == 'b' ? "01"
+                                                    : "";
+    const size_t first = at_ + 2 + (Peek(2) == '_' ? 1 : 0);
+    if (Peek() != '0' || first >= source_.size() ||
+        digits.find(source_[first]) == std::string_view::npos) {
+      return false;
     }
-    if (end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
+    size_t end = first;
+    while (end < source_.size() &&
+           (source_[end] == '_' || digits.find(source_[end]) != std::string_view::npos)) {
+      ++end;
+    }
+    std::string text = source_.substr(first, end - first);
+    std::erase(text, '_');
+    Add(Kind::kInteger, letter + text);
+    at_ = end;
+    return true;
+  }
+
+  // Where the digits from `at` on end. One _ may stand between two of them.
+  size_t DigitsEnd(size_t at) const {
+    const auto digit = [&](size_t i) { return i < source_.size() && IsDigit(source_[i]); };
+    while (digit(at) || (at < source_.size() && source_[at] == '_' && digit(at + 1))) ++at;
+    return at;
+  }
+
+  void LexNumber() {
+    if (LexPrefixedNumber()) return;
+    size_t end = DigitsEnd(at_);
+    Kind kind = Kind::kInteger;
+    // In x.0.1 there are two integers.
+    const bool member =
+        !tokens_.empty() && tokens_.back().kind == Kind::kOperator && tokens_.back().text == ".";
+    const auto digit = [&](size_t i) { return i < source_.size() && IsDigit(source_[i]); };
+    if (!member && end < source_.size() && source_[end] == '.' && digit(end + 1)) {
+      kind = Kind::kFloat;
+      end = DigitsEnd(end + 1);
+    }
+    if (!member && end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
       size_t exponent = end + 1;
       if (exponent < source_.size() && (source_[exponent] == '-' || source_[exponent] == '+')) {
         ++exponent;
       }
-      if (exponent < source_.size() && IsDigit(source_[exponent])) {
+      if (digit(exponent)) {
         kind = Kind::kFloat;
-        end = exponent;
-        digits();
+        end = DigitsEnd(exponent);
       }
     }
     std::string text = source_.substr(at_, end - at_);
     std::erase(text, '_');
+    if (kind == Kind::kInteger && text.size() > 1 && text[0] == '0' &&
+        text.find_first_not_of('0') != std::string::npos) {
+      return Fail("an integer begins with 0");
+    }
     Add(kind, std::move(text));
     at_ = end;
   }
@@ -227,6 +320,7 @@ class Lexer {
       return at + 1;
     }
     if (c == '\n') return at + 1;  // a continued line
+    if (c == 'N') Fail("the escape \\N is not supported");
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (digits > 0) {
       const std::string hex = source_.substr(at + 1, digits);
@@ -240,7 +334,7 @@ class Lexer {
         Fail("an escape that is not a character");
         return at + 1;
       }
-      AppendUtf8(static_cast<uint32_t>(code_point), value);
+      model::AppendUtf8(static_cast<uint32_t>(code_point), value);
       return at + 1 + digits;
     }
     if (c >= '0' && c <= '7') {
@@ -249,7 +343,7 @@ class Lexer {
            ++i) {
         code_point = code_point * 8 + static_cast<uint32_t>(source_[at++] - '0');
       }
-      AppendUtf8(code_point, value);
+      model::AppendUtf8(code_point, value);
       return at;
     }
     value += {'\\', c};

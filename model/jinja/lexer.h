@@ -20,7 +20,7 @@ struct Token {
     kBlockBegin,  // {%
     kBlockEnd,
     kName,
-    kInteger,
+    kInteger,  // text: its digits, behind x, o or b if they are not decimal
     kFloat,
     kString,    // text: its value, escapes resolved
     kOperator,  // text: as written

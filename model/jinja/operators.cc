@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "model/jinja/format.h"
+
 namespace flotilla::jinja {
 namespace {
 
@@ -33,6 +35,9 @@ Value FloorDivide(Heap& heap, Op op, int64_t a, int64_t b) {
 }
 
 Value IntegerPower(Heap& heap, int64_t base, int64_t exponent) {
+  if (exponent < 0 && base == 0) {
+    return heap.Fail("0.0 cannot be raised to a negative power");
+  }
   if (exponent < 0) {
     return Value(std::pow(static_cast<double>(base), static_cast<double>(exponent)));
   }
@@ -77,16 +82,28 @@ Value RealArithmetic(Heap& heap, Op op, double a, double b) {
       return Value(a - b);
     case Op::kMul:
       return Value(a * b);
-    case Op::kPow:
-      return Value(std::pow(a, b));
+    case Op::kPow: {
+      const double power = std::pow(a, b);
+      const bool finite = std::isfinite(a) && std::isfinite(b);
+      if (finite && !std::isfinite(power)) return heap.Fail("a power has no finite value");
+      return Value(power);
+    }
     default:
       break;
   }
   if (b == 0) return heap.Fail("division by zero");
   if (op == Op::kDiv) return Value(a / b);
-  if (op == Op::kFloorDiv) return Value(std::floor(a / b));
-  const double remainder = std::fmod(a, b);
-  return Value(remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder);
+  // As CPython's float_floor_div and float_rem, whose results are exact where a / b is not.
+  double remainder = std::fmod(a, b);
+  double quotient = (a - remainder) / b;
+  if (remainder != 0 && (remainder < 0) != (b < 0)) {
+    remainder += b;
+    quotient -= 1;
+  }
+  if (op == Op::kMod) return Value(remainder != 0 ? remainder : std::copysign(0.0, b));
+  if (quotient == 0) return Value(std::copysign(0.0, a / b));
+  const double floor = std::floor(quotient);
+  return Value(quotient - floor > 0.5 ? floor + 1 : floor);
 }
 
 // Returns a text or list, repeated `count` times.
@@ -117,7 +134,7 @@ Value Repeat(Heap& heap, Value sequence, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     items.insert(items.end(), sequence.list->items.begin(), sequence.list->items.end());
   }
-  return heap.NewList(std::move(items));
+  return heap.NewList(std::move(items), sequence.list->tuple);
 }
 
 bool Contains(Heap& heap, Value container, Value item) {
@@ -133,6 +150,7 @@ bool Contains(Heap& heap, Value container, Value item) {
       return std::ranges::any_of(container.list->items,
                                  [&](Value each) { return Equal(heap, each, item); });
     case Type::kDict:
+      if (!IsHashable(item)) heap.Fail("unhashable type: '", TypeName(item), "'");
       return container.dict->Find(heap, item) != nullptr;
     case Type::kUndefined:
       return false;
@@ -149,6 +167,7 @@ Value Arithmetic(Heap& heap, Op op, Value a, Value b) {
     return IntegerArithmetic(heap, op, a.as_integer(), b.as_integer());
   }
   if (a.is_number() && b.is_number()) return RealArithmetic(heap, op, a.as_real(), b.as_real());
+  if (op == Op::kMod && a.is(Type::kText)) return FormatPercent(heap, *a.text, b);
   if (op == Op::kAdd && a.is(Type::kText) && b.is(Type::kText)) {
     if (!heap.Charge(1 + a.text->cost())) return {};
     Text sum = *a.text;
@@ -194,6 +213,7 @@ bool Compare(Heap& heap, Op op, Value a, Value b) {
 
 Value Slice(Heap& heap, Value object, Value start, Value stop, Value step) {
   const bool text = object.is(Type::kText);
+  if (object.is(Type::kUndefined)) return heap.Fail("a slice of an undefined value");
   if (!text && !object.is(Type::kList)) {
     return heap.Fail("'", TypeName(object), "' object cannot be sliced");
   }

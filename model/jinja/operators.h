@@ -6,8 +6,8 @@
 
 namespace flotilla::jinja {
 
-// + - * / // % ** on numbers; + and * on texts and lists too. Fails for other
-// types, division by zero and integers past 64 bits.
+// + - * / // % ** on numbers; + and * on texts and lists too, and % on a text, which it formats.
+// Fails for other types, division by zero and integers past 64 bits.
 Value Arithmetic(Heap& heap, Op op, Value a, Value b);
 
 // == != < <= > >= in, not in.

@@ -6,7 +6,9 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "model/jinja/expression_parser.h"
+#include "model/jinja/hidden_names.h"
 
 namespace flotilla::jinja {
 namespace {
@@ -20,6 +22,7 @@ class Parser : private ExpressionParser {
     auto program = std::make_shared<Template>();
     program->body = ParseBody({});
     if (!ok()) return status();
+    FindHiddenNames(*program);
     return std::shared_ptr<const Template>(std::move(program));
   }
 
@@ -63,11 +66,25 @@ class Parser : private ExpressionParser {
     return stmt;
   }
 
+  // Parses the end of a tag that opens a body. Jinja allows a colon there.
+  void ExpectOpenEnd() {
+    SkipOperator(":");
+    Expect(Kind::kBlockEnd);
+  }
+
   // Parses the rest of the opening tag, then a body that ends with `end`.
   Body ParseBlock(std::string_view end) {
-    Expect(Kind::kBlockEnd);
+    ExpectOpenEnd();
     Body body = ParseBody({end});
     Expect(Kind::kBlockEnd);
+    return body;
+  }
+
+  // As ParseBlock, for a body that is run elsewhere, so that no loop around it can be left.
+  Body ParseOwnBlock(std::string_view end) {
+    const int loops = std::exchange(loops_, 0);
+    Body body = ParseBlock(end);
+    loops_ = loops;
     return body;
   }
 
@@ -77,7 +94,14 @@ class Parser : private ExpressionParser {
     if (name == "if") return ParseIf();
     if (name == "for") return ParseFor();
     if (name == "set") return ParseSet();
-    if (name == "macro") return ParseMacro();
+    if (name == "macro" || name == "call") return ParseMacro(name == "call");
+    if (name == "with") return ParseWith();
+    if (name == "print") {
+      auto stmt = NewStmt(Stmt::Kind::kPrint);
+      stmt->expr = ParseConcatList();
+      Expect(Kind::kBlockEnd);
+      return stmt;
+    }
     if (name == "filter") {
       auto stmt = NewStmt(Stmt::Kind::kFilter);
       stmt->expr = ParseFilters(nullptr, /*first_without_pipe=*/true);
@@ -85,8 +109,8 @@ class Parser : private ExpressionParser {
       return stmt;
     }
     if (name == "generation") {  // marks the assistant's text; prints nothing itself
-      auto stmt = NewStmt(Stmt::Kind::kBlock);
-      stmt->body = ParseBlock("endgeneration");
+      auto stmt = NewStmt(Stmt::Kind::kWith);
+      stmt->body = ParseOwnBlock("endgeneration");
       return stmt;
     }
     if (name == "break" || name == "continue") {
@@ -103,8 +127,8 @@ class Parser : private ExpressionParser {
     bool has_else = false;
     for (bool more = true; more && ok();) {
       Stmt::Branch branch;
-      if (!has_else) branch.condition = ParseTuple();
-      Expect(Kind::kBlockEnd);
+      if (!has_else) branch.condition = ParseTuple(/*with_condition=*/false);
+      ExpectOpenEnd();
       branch.body = has_else ? ParseBody({"endif"}) : ParseBody({"elif", "else", "endif"});
       stmt->branches.push_back(std::move(branch));
       const std::string& end = TakenText();
@@ -116,35 +140,58 @@ class Parser : private ExpressionParser {
   }
 
   Target ParseTarget(bool with_attribute) {
+    const Level level(this);
+    Target first = ParseOneTarget(with_attribute);
+    if (!IsOperator(",")) return first;
+    Target all;
+    all.unpack = true;
+    all.parts.push_back(std::move(first));
+    while (SkipOperator(",") && !IsOperator(")") && Now().kind != Kind::kBlockEnd) {
+      all.parts.push_back(ParseOneTarget(with_attribute));
+    }
+    return all;
+  }
+
+  Target ParseOneTarget(bool with_attribute) {
     Target target;
-    const bool parenthesised = SkipOperator("(");
-    do {
-      if (target.unpack && Now().kind != Kind::kName) break;  // a trailing comma
-      target.names.push_back(ExpectName());
-      if (with_attribute && target.names.size() == 1 && SkipOperator(".")) {
-        target.attribute = ExpectName();
-        return target;
-      }
-      target.unpack = IsOperator(",") || target.unpack;
-    } while (SkipOperator(","));
-    if (parenthesised) ExpectOperator(")");
+    if (SkipOperator("(")) {
+      target = ParseTarget(with_attribute);
+      ExpectOperator(")");
+      return target;
+    }
+    target.name = ExpectName();
+    constexpr std::string_view kConstants[] = {"true", "True", "false", "False", "none", "None"};
+    if (std::ranges::find(kConstants, target.name) != std::end(kConstants)) {
+      Fail(Cat("cannot assign to '", target.name, "'"));
+    }
+    if (with_attribute && SkipOperator(".")) target.attribute = ExpectName();
     return target;
+  }
+
+  // True if the name is a part of the target.
+  static bool Assigns(const Target& target, std::string_view name) {
+    return target.name == name ||
+           std::ranges::any_of(target.parts, [&](const Target& t) { return Assigns(t, name); });
   }
 
   std::unique_ptr<Stmt> ParseFor() {
     auto stmt = NewStmt(Stmt::Kind::kFor);
     stmt->target = ParseTarget(/*with_attribute=*/false);
+    if (Assigns(stmt->target, "loop")) return Fail("'loop' cannot be the target of a loop");
     if (!SkipName("in")) return Unexpected();
     stmt->expr = ParseTuple(/*with_condition=*/false);
     if (SkipName("if")) stmt->condition = ParseExpression();
-    if (IsName("recursive")) return Fail("recursive loops are not supported");
-    Expect(Kind::kBlockEnd);
+    stmt->recursive = SkipName("recursive");
+    ExpectOpenEnd();
     ++loops_;
     stmt->body = ParseBody({"else", "endfor"});
     --loops_;
     if (ok() && TakenText() == "else") {
-      Expect(Kind::kBlockEnd);
+      ExpectOpenEnd();
+      // A recursive loop is a function of its own in Jinja, which no loop around it is left from.
+      const int loops = stmt->recursive ? std::exchange(loops_, 0) : loops_;
       stmt->else_body = ParseBody({"endfor"});
+      loops_ = loops;
     }
     Expect(Kind::kBlockEnd);
     return stmt;
@@ -165,22 +212,75 @@ class Parser : private ExpressionParser {
     return stmt;
   }
 
-  std::unique_ptr<Stmt> ParseMacro() {
-    auto stmt = NewStmt(Stmt::Kind::kMacro);
-    stmt->name = ExpectName();
+  // Parses (a, b=1), the parameters of a macro.
+  void ParseParams(Stmt& stmt) {
+    absl::flat_hash_set<std::string> names;
     ExpectOperator("(");
     while (ok() && !IsOperator(")")) {
-      if (!stmt->params.empty()) ExpectOperator(",");
+      if (!stmt.params.empty()) ExpectOperator(",");
       std::string param = ExpectName();
+      if (!names.insert(param).second) {
+        Fail(Cat("the parameter '", param.substr(0, 40), "' is there twice"));
+      }
       ExprPtr fallback;
-      if (SkipOperator("=")) fallback = ParseExpression();
-      stmt->params.emplace_back(std::move(param), std::move(fallback));
+      if (SkipOperator("=")) {
+        fallback = ParseExpression();
+      } else if (!stmt.params.empty() && stmt.params.back().second != nullptr) {
+        Fail("a parameter without a default follows one with a default");
+      }
+      stmt.params.emplace_back(std::move(param), std::move(fallback));
     }
     ExpectOperator(")");
-    const int loops = std::exchange(loops_, 0);
-    stmt->body = ParseBlock("endmacro");
-    loops_ = loops;
+  }
+
+  // Parses a macro, or a call block, whose body is the macro `caller`.
+  std::unique_ptr<Stmt> ParseMacro(bool is_call) {
+    auto stmt = NewStmt(is_call ? Stmt::Kind::kCall : Stmt::Kind::kMacro);
+    if (!is_call) stmt->name = ExpectName();
+    if (!is_call || IsOperator("(")) ParseParams(*stmt);
+    if (is_call) {
+      stmt->name = "caller";
+      stmt->expr = ParseExpression();
+      if (ok() && stmt->expr->kind != Expr::Kind::kCall) return Fail("'call' wants a call");
+    }
+    const ReadNames outer = std::exchange(read_, {});
+    stmt->body = ParseOwnBlock(is_call ? "endcall" : "endmacro");
+    const auto is_param = [&](std::string_view name) {
+      return std::ranges::any_of(stmt->params, [&](const auto& p) { return p.first == name; });
+    };
+    if (read_.caller && std::ranges::any_of(stmt->params, [](const auto& p) {
+          return p.first == "caller" && p.second == nullptr;
+        })) {
+      return Fail("the parameter 'caller' needs a default");
+    }
+    stmt->takes_caller = read_.caller && !is_param("caller");
+    stmt->takes_varargs = read_.varargs && !is_param("varargs");
+    stmt->takes_kwargs = read_.kwargs && !is_param("kwargs");
+    read_ = {outer.caller || read_.caller, outer.varargs || read_.varargs,
+             outer.kwargs || read_.kwargs};
     return stmt;
+  }
+
+  std::unique_ptr<Stmt> ParseWith() {
+    auto stmt = NewStmt(Stmt::Kind::kWith);
+    while (ok() && Now().kind != Kind::kBlockEnd && !IsOperator(":")) {
+      if (!stmt->params.empty()) ExpectOperator(",");
+      std::string name = ExpectName();
+      ExpectOperator("=");
+      stmt->params.emplace_back(std::move(name), ParseExpression());
+    }
+    stmt->body = ParseBlock("endwith");
+    return stmt;
+  }
+
+  // Parses expressions with commas between them, as one that joins their texts.
+  ExprPtr ParseConcatList() {
+    std::vector<ExprPtr> parts;
+    while (ok() && Now().kind != Kind::kBlockEnd) {
+      if (!parts.empty()) ExpectOperator(",");
+      parts.push_back(ParseExpression());
+    }
+    return Joined(std::move(parts));
   }
 
   int loops_ = 0;

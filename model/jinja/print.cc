@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "model/jinja/ast.h"
+#include "model/jinja/letter_case.h"
 #include "model/jinja/value.h"
 #include "model/text/utf8.h"
 
@@ -25,13 +27,15 @@ std::string FloatRepr(double value) {
   return text;
 }
 
-// Appends a character as \xNN, \uNNNN (or a surrogate pair, for JSON).
+// Appends a character as \xNN, \uNNNN or \UNNNNNNNN (or a surrogate pair, for JSON).
 void AppendEscape(uint32_t code_point, bool json, std::string& out) {
   char buffer[16];
   if (code_point > 0xffff && json) {
     const uint32_t rest = code_point - 0x10000;
     std::snprintf(buffer, sizeof buffer, "\\u%04x\\u%04x", 0xd800 + (rest >> 10),
                   0xdc00 + (rest & 0x3ff));
+  } else if (code_point > 0xffff) {
+    std::snprintf(buffer, sizeof buffer, "\\U%08x", code_point);
   } else if (code_point > 0xff || json) {
     std::snprintf(buffer, sizeof buffer, "\\u%04x", code_point);
   } else {
@@ -56,7 +60,7 @@ std::string TextRepr(std::string_view text) {
       out += "\\t";
     } else if (c == '\\' || c == static_cast<uint32_t>(quote)) {
       out += {'\\', static_cast<char>(c)};
-    } else if (c < 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad) {
+    } else if (c < 0x20 || (c >= 0x7f && !IsPrintable(c))) {
       AppendEscape(c, /*json=*/false, out);
     } else {
       out += text.substr(at, part.bytes);
@@ -95,6 +99,8 @@ void AppendJsonKey(Heap& heap, Value key, const JsonStyle& style, Text& out) {
   Text name;
   if (key.is(Type::kText)) {
     name = *key.text;
+  } else if (key.is(Type::kList) || key.is(Type::kUndefined)) {
+    heap.Fail("a key of JSON of type '", TypeName(key), "'");
   } else {  // json.dumps turns true, None and numbers into strings
     AppendJson(heap, key, style, name);
   }
@@ -163,6 +169,17 @@ void AppendRepr(Heap& heap, Value value, Text& out) {
       }
       return out.Append("}", false);
     }
+    case Type::kLoop: {
+      const Loop& loop = *value.loop;
+      const size_t length = loop.items == nullptr ? 0 : loop.items->size();
+      return out.Append(Cat("<LoopContext ", loop.index0 + 1, "/", length, ">"), false);
+    }
+    case Type::kCallable:
+      if (const Stmt* macro = value.callable->macro) {
+        const bool named = macro->kind == Stmt::Kind::kMacro;
+        return out.Append(named ? Cat("<Macro '", macro->name, "'>") : "<Macro anonymous>", false);
+      }
+      [[fallthrough]];
     default:
       out.Append(Cat("<", TypeName(value), ">"), false);
   }
@@ -176,8 +193,13 @@ void AppendJson(Heap& heap, Value value, const JsonStyle& style, Text& out, int 
     case Type::kBool:
       return out.Append(value.boolean ? "true" : "false", false);
     case Type::kInt:
-    case Type::kFloat:
       return AppendRepr(heap, value, out);
+    case Type::kFloat:
+      if (std::isfinite(value.real)) return AppendRepr(heap, value, out);
+      return out.Append(std::isnan(value.real) ? "NaN"
+                        : value.real < 0       ? "-Infinity"
+                                               : "Infinity",
+                        false);
     case Type::kText:
       return AppendQuoted(heap, *value.text, JsonString(value.text->bytes(), style.ensure_ascii),
                           out);

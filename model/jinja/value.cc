@@ -1,6 +1,7 @@
 #include "model/jinja/value.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -24,11 +25,34 @@ bool KeyIdentity(Heap& heap, Value key, std::string& out) {
     case Type::kBool:
       out = Cat("i", key.as_integer());
       return true;
+    case Type::kFloat:  // 1.0 is the same key as 1
+      out = key.real == std::trunc(key.real) && std::fabs(key.real) < 0x1p63
+                ? Cat("i", static_cast<int64_t>(key.real))
+                : Cat("f", std::bit_cast<uint64_t>(key.real));
+      return true;
     case Type::kNone:
       out = "n";
       return true;
-    default:
+    case Type::kList: {
+      if (!key.list->hashable) return false;
+      out = "t";
+      for (const Value item : key.list->items) {
+        std::string identity;
+        if (!KeyIdentity(heap, item, identity) || !heap.Charge(1 + identity.size() / 64)) {
+          return false;
+        }
+        out += Cat(identity.size(), ":", identity);
+      }
+      return true;
+    }
+    case Type::kUndefined:
+      out = "u";
+      return true;
+    case Type::kDict:
       return false;
+    default:  // one of the others is equal to itself alone
+      out = Cat("p", reinterpret_cast<uintptr_t>(key.space));
+      return true;
   }
 }
 
@@ -110,13 +134,17 @@ static int DepthOf(Value value) {
   return 0;
 }
 
-Value Heap::NewList(std::vector<Value> items, bool tuple) {
+Value Heap::NewList(std::vector<Value> items, bool tuple, bool group) {
   if (!Charge(1 + items.size() / kItemsPerStep)) return {};
   int depth = 1;
-  for (const Value item : items) depth = std::max(depth, 1 + DepthOf(item));
+  bool hashable = tuple;
+  for (const Value item : items) {
+    depth = std::max(depth, 1 + DepthOf(item));
+    hashable = hashable && IsHashable(item);
+  }
   if (depth > kMaxValueDepth) return Exhaust("nesting");
-  return Value(
-      static_cast<const List*>(&lists_.emplace_back(List{std::move(items), tuple, depth})));
+  return Value(static_cast<const List*>(
+      &lists_.emplace_back(List{std::move(items), tuple, group, hashable, depth})));
 }
 
 Value Heap::NewDict(Dict dict) {
@@ -148,6 +176,8 @@ std::string_view TypeName(Value value) {
       return "Namespace";
     case Type::kCallable:
       return "function";
+    case Type::kCycler:
+      return "Cycler";
     case Type::kLoop:
       return "LoopContext";
   }
@@ -174,6 +204,11 @@ bool Truthy(Value value) {
     default:
       return true;
   }
+}
+
+bool IsHashable(Value value) {
+  if (!value.is(Type::kList)) return !value.is(Type::kDict);
+  return value.list->hashable;
 }
 
 static bool EqualDicts(Heap& heap, const Dict& a, const Dict& b) {
@@ -218,7 +253,7 @@ bool Less(Heap& heap, Value a, Value b) {
     const std::string &x = a.text->bytes(), &y = b.text->bytes();
     return heap.ChargeBytes(std::min(x.size(), y.size())) && x < y;
   }
-  if (a.is(Type::kList) && b.is(Type::kList)) {
+  if (a.is(Type::kList) && b.is(Type::kList) && a.list->tuple == b.list->tuple) {
     const auto &x = a.list->items, &y = b.list->items;
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
       if (!Equal(heap, x[i], y[i])) return Less(heap, x[i], y[i]);

@@ -65,6 +65,7 @@ struct List;
 struct Dict;
 struct Namespace;
 struct Callable;
+struct Cycler;
 struct Loop;
 
 enum class Type : uint8_t {
@@ -78,6 +79,7 @@ enum class Type : uint8_t {
   kDict,
   kNamespace,
   kCallable,
+  kCycler,
   kLoop,
 };
 
@@ -92,6 +94,7 @@ struct Value {
     const Dict* dict;
     Namespace* space;
     const Callable* callable;
+    Cycler* cycler;
     const Loop* loop;
   };
 
@@ -104,6 +107,7 @@ struct Value {
   explicit Value(const Dict* v) : type(Type::kDict), dict(v) {}
   explicit Value(Namespace* v) : type(Type::kNamespace), space(v) {}
   explicit Value(const Callable* v) : type(Type::kCallable), callable(v) {}
+  explicit Value(Cycler* v) : type(Type::kCycler), cycler(v) {}
   explicit Value(const Loop* v) : type(Type::kLoop), loop(v) {}
 
   static Value None() {
@@ -122,7 +126,9 @@ struct Value {
 struct List {
   std::vector<Value> items;
   bool tuple = false;
-  int depth = 1;  // 1 + that of the deepest item
+  bool group = false;     // a pair of groupby, whose items are also .grouper and .list
+  bool hashable = false;  // a tuple whose items are, too
+  int depth = 1;          // 1 + that of the deepest item
 };
 
 // A dict in insertion order.
@@ -158,10 +164,21 @@ struct Callable {
   mutable bool called = false;  // of a joiner
 };
 
+// What cycler(...) returns: it goes through its items, of which there is one at least, in turn.
+struct Cycler {
+  std::vector<Value> items;
+  size_t at = 0;
+};
+
 // The value of the variable `loop` inside a for.
 struct Loop {
   const std::vector<Value>* items = nullptr;
   size_t index0 = 0;
+  int64_t depth0 = 0;  // how many calls of loop(...) it is inside of
+  const Stmt* stmt = nullptr;
+  Scope* scope = nullptr;       // that of the statement, for loop(...)
+  mutable Value changed;        // what loop.changed(...) was called with last
+  mutable bool called = false;  // loop.changed
 };
 
 class Heap {
@@ -194,9 +211,13 @@ class Heap {
 
   Value NewText(Text text);
   Value NewText(std::string_view text, bool user = false) { return NewText(Text(text, user)); }
-  Value NewList(std::vector<Value> items, bool tuple = false);
+  Value NewList(std::vector<Value> items, bool tuple = false, bool group = false);
   Value NewDict(Dict dict);
   Value NewNamespace() { return Value(&spaces_.emplace_back()); }
+  Value NewCycler(std::vector<Value> items) {
+    return Charge(1 + items.size()) ? Value(&cyclers_.emplace_back(Cycler{std::move(items)}))
+                                    : Value();
+  }
   Value NewCallable(Callable callable) {
     return Charge(1) ? Value(static_cast<const Callable*>(&callables_.emplace_back(callable)))
                      : Value();
@@ -211,12 +232,16 @@ class Heap {
   std::deque<Dict> dicts_;
   std::deque<Namespace> spaces_;
   std::deque<Callable> callables_;
+  std::deque<Cycler> cyclers_;
 };
 
 // Python's name of the type, for messages.
 std::string_view TypeName(Value value);
 
 bool Truthy(Value value);
+
+// True if the value can be a key of a dict: it is no dict or list, and neither are its items.
+bool IsHashable(Value value);
 
 // Python's ==, and < for numbers, texts and lists; Less fails for other types.
 bool Equal(Heap& heap, Value a, Value b);

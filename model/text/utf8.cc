@@ -26,6 +26,20 @@ Utf8Part ReadUtf8BeyondAscii(std::string_view text, size_t at) {
   return {Kind::kCharacter, length, code_point};
 }
 
+void AppendUtf8(uint32_t c, std::string& out) {
+  if (c < 0x80) {
+    out += static_cast<char>(c);
+  } else if (c < 0x800) {
+    out += {static_cast<char>(0xc0 | c >> 6), static_cast<char>(0x80 | (c & 63))};
+  } else if (c < 0x10000) {
+    out += {static_cast<char>(0xe0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 63)),
+            static_cast<char>(0x80 | (c & 63))};
+  } else {
+    out += {static_cast<char>(0xf0 | c >> 18), static_cast<char>(0x80 | (c >> 12 & 63)),
+            static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
+  }
+}
+
 size_t FindInvalidUtf8(std::string_view text) {
   constexpr uint64_t kHighBits = 0x8080808080808080;
   for (size_t at = 0; at < text.size();) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace flotilla::model {
@@ -31,6 +32,9 @@ inline Utf8Part ReadUtf8(std::string_view text, size_t at) {
   if (lead < 0x80) return {Utf8Part::Kind::kCharacter, 1, lead};
   return ReadUtf8BeyondAscii(text, at);
 }
+
+// Appends a character, whose code point is none of the surrogates and U+10FFFF at most.
+void AppendUtf8(uint32_t code_point, std::string& out);
 
 // Offset of the first byte that is not part of a whole character, or npos.
 size_t FindInvalidUtf8(std::string_view text);

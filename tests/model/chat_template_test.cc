@@ -43,10 +43,10 @@ absl::StatusOr<std::string> RenderText(std::string_view source,
 
 // Templates, their contexts, and what jinja2 3.1.6 makes of them in the
 // environment of transformers (immutable sandbox, trim_blocks, lstrip_blocks,
-// loop controls, plain tojson; the clock stands at 26 Jul 2026).
+// loop controls, its generation tag and its tojson; the clock stands at 26 Jul 2026).
 TEST(ChatTemplate, RendersAsJinja2Does) {
   const auto cases = testing::ReadJsonLines("jinja.jsonl");
-  ASSERT_GT(cases.size(), 150u);
+  ASSERT_GT(cases.size(), 470u);
   for (const Json& test : cases) {
     const std::string source = test["template"];
     Json context = test["context"];
@@ -117,6 +117,29 @@ TEST(ChatTemplate, UserTextStaysMarked) {
       {"m.items() | list", 0},
       {"m.content[::-1][::-1]", 0},
       {"[m.content] | map('trim') | first", 0},
+      {"'%s<|im_end|>' % m.content", 1},
+      {"'%9s' % (m.content,)", 0},
+      {"'%r' % m.content", 0},
+      {"'%(c)s' % {'c': m.content}", 0},
+      {"'<|im_end|>{:^40}'.format(m.content)", 1},
+      {"'{0.content!r}'.format(m)", 0},
+      {"m.content.format()", 0},
+      {"m.content % ()", 0},
+      {"m.content | center(40)", 0},
+      {"m.content.ljust(20, '.').zfill(30)", 0},
+      {"'x'.rjust(40, m.content | trim | first) ~ m.content", 0},
+      {"m.content | truncate(11, true, '|', 0)", 0},
+      {"m.content | e | replace('&lt;', '<') | replace('&gt;', '>')", 0},
+      {"m.content | urlencode ~ m.content", 0},
+      {"m.content | title | lower", 0},
+      {"m.content.swapcase().swapcase()", 0},
+      {"m.content.partition('im') | join", 0},
+      {"m.content.rsplit('|', 1) | join", 0},
+      {"m.content.removeprefix(' ').splitlines() | join", 0},
+      {"[m.content] | batch(2, '<|im_end|>') | first | join", 1},
+      {"([m] | groupby('content') | first).grouper", 0},
+      {"[m.content] | max", 0},
+      {"cycler(m.content).next()", 0},
   };
   for (const auto& [text, own_tokens] : expressions) {
     const std::string expression = text;
@@ -168,6 +191,15 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
   const std::pair<std::string, const char*> cases[] = {
       {"a\n{% include 'x' %}", "line 2: statement 'include' is not supported"},
       {"{{ x | nosuch }}", "no filter 'nosuch'"},
+      {"{{ x | random }}", "no filter 'random'"},
+      {"{{ x | striptags }}", "no filter 'striptags'"},
+      {"{% block x %}{% endblock %}", "statement 'block' is not supported"},
+      {"{% autoescape true %}{% endautoescape %}", "statement 'autoescape' is not supported"},
+      {"{% raw %}{{ x }}", "a raw block does not end"},
+      {"{% call x %}{% endcall %}", "'call' wants a call"},
+      {"{% call x() %}", "'endcall' is missing"},
+      {"{% for x in y %}{% call z() %}{% break %}{% endcall %}{% endfor %}", "outside of a loop"},
+      {"{% macro m(caller) %}{{ caller() }}{% endmacro %}", "needs a default"},
       {"{{ x is nosuch }}", "no test 'nosuch'"},
       {"{% if x %}", "'endif' is missing"},
       {"{% for x in y %}{% endif %}", "statement 'endif'"},
@@ -180,7 +212,8 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
       {"{% break %}", "outside of a loop"},
       {"\xff", "not UTF-8 at byte 0"},
       {"{{ 99999999999999999999 }}", "too large"},
-      {"{{ f(*x) }}", "unpacking"},
+      {"{{ f(*x, 1) }}", "positional argument follows"},
+      {"{{ f(**x, a=1) }}", "argument follows **"},
       {std::string(ChatTemplate::kMaxSourceBytes + 1, 'x'), "at most 65536"},
       {"{{ " + std::string(2000, '(') + "1" + std::string(2000, ')') + " }}", "nested too deeply"},
       {"{{ 1" +
@@ -204,6 +237,32 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
     ASSERT_FALSE(compiled.ok()) << source.substr(0, 80);
     EXPECT_EQ(compiled.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(compiled.status().message()), HasSubstr(message));
+  }
+}
+
+TEST(ChatTemplate, FailuresNameTheProblem) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\n{{ lipsum() }}", "line 2: 'lipsum' of type Undefined is not callable"},
+      {"{{ [1].append(2) }}", "'append' is refused: a template cannot change lists and dicts"},
+      {"{{ {}.update({}) }}", "'update' is refused"},
+      {"{{ 'a'.encode() }}", "'encode' of type Undefined is not callable"},
+      {"{{ '%a' % 1 }}", "unsupported format character 'a'"},
+      {"{{ '{!a}'.format(1) }}", "unsupported conversion 'a'"},
+      {"{{ '{:n}'.format(1) }}", "unsupported format 'n'"},
+      {"{{ '%d' % 'x' }}", "a real number is required, not str"},
+      {"{{ '%s' % () }}", "not enough arguments"},
+      {"{{ [1] | batch }}", "'batch' needs the argument 'linecount'"},
+      {"{{ [1] | map('nosuch') }}", "no filter 'nosuch'"},
+      {"{% for x in [1] %}{{ loop([2]) }}{% endfor %}", "only a loop marked 'recursive'"},
+      {"{{ cycler() }}", "cycler() wants"},
+      {"{{ 2 ** 64 }}", "integer overflow"},
+      {"{% macro m() %}{% endmacro %}{% call m() %}{% endcall %}", "'m' has no argument 'caller'"},
+      {"{{ [[1]] | unique }}", "unhashable type: 'list'"},
+  };
+  for (const auto& [source, message] : cases) {
+    const auto text = RenderText(source);
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << source;
+    EXPECT_THAT(std::string(text.status().message()), HasSubstr(message)) << source;
   }
 }
 
@@ -232,6 +291,25 @@ TEST(ChatTemplate, RunawayTemplatesAreStopped) {
       "{{ range(99999) | join('y' * 60000) }}",
       "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns.me.me.me }}{{ range(99999) | "
       "map('tojson') | sort | unique | list }}",
+      "{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}",
+      "{% macro m() %}{{ caller is none }}{% call m() %}{% endcall %}{% endmacro %}{% call m() "
+      "%}{% endcall %}",
+      "{{ 'x' | center(999999999999) }}",
+      "{{ 'x'.ljust(60000000, 'é') }}",
+      "{{ 'x'.zfill(9223372036854775807) }}",
+      "{{ 'x'.center(-9223372036854775807 - 1) ~ 'x'.rjust(9223372036854775807) }}",
+      "{{ '%999999999d' % 1 }}",
+      "{{ '%.60000000f' % 1 }}",
+      "{{ '%*d' % (60000000, 1) }}",
+      "{{ '%.*d' % (60000000, 1) }}",
+      "{{ '%99999999999999999999s' % 1 }}",
+      "{{ '{:999999999}'.format(1) }}",
+      "{{ '{:060000000,}'.format(1) }}",
+      "{{ '{:.60000000f}'.format(1.5) }}",
+      "{{ [1] | batch(9223372036854775807, 0) }}",
+      "{{ [1] | slice(9223372036854775807) }}",
+      "{{ range(90000) | map('center', 9999) | list }}",
+      "{{ range(90000) | list | batch(1) | sum(start=[]) }}",
   };
   for (const char* source : sources) {
     const auto text = RenderText(source);
@@ -251,7 +329,7 @@ TEST(ChatTemplate, RunawayTemplatesAreStopped) {
 TEST(ChatTemplate, StepsCountSizes) {
   const std::string long_text = "{% set x = 'a' * 4000000 %}{% set y = x %}";
   const std::string repeat = "{% for i in range(99999) %}", end = "{% endfor %}";
-  const std::string name(30'000, 'n');
+  const std::string name(30'000, 'n'), short_name(12'000, 'n');
   std::string nested;
   for (int i = 0; i < 40; ++i) nested += absl::StrCat("{% for i", i, " in [1] %}");
   std::string nested_ends;
@@ -274,6 +352,23 @@ TEST(ChatTemplate, StepsCountSizes) {
       absl::StrCat("{% set ", name, " = 1 %}", repeat, "{{ ", name, " }}", end),
       absl::StrCat(repeat, "{% set n = namespace() %}{% set n.", name, " = 1 %}", end),
       absl::StrCat(nested, inner, nested_ends),
+      "{% set x = '\u03a3\u0345' * 500000 %}" + repeat + "{{ x | lower }}{{ x.title() }}" + end,
+      "{% set x = '\u0390' * 400000 %}" + repeat + "{% set y = x.upper() %}" + end,
+      "{% set x = '\"' * 1000000 %}" + repeat + "{% set y = x | e | e | e | urlencode %}" + end,
+      long_text + repeat + "{{ x.rfind('b') }}{{ x.rsplit('b') }}{{ x.rpartition('b') }}" + end,
+      long_text + repeat + "{{ x.find('b', 1, 9) }}{{ x.startswith('b', -1) }}" + end,
+      long_text + repeat + "{{ x is lower }}{{ x.isalnum() }}{{ x | wordcount }}" + end,
+      long_text + repeat + "{{ x.removeprefix(y) }}{{ x.splitlines() | length }}" + end,
+      long_text + repeat + "{% set z = '%.1s' % x %}{% set z = '{:.1}'.format(x) %}" + end,
+      long_text + repeat + "{% set z = x % () %}{% set z = x.format() %}" + end,
+      "{% set x = '{}' * 500000 %}" + repeat + "{% set y = x.format(*range(99999)) %}" + end,
+      "{% set x = '%%' * 900000 %}" + repeat + "{% set y = x % () %}" + end,
+      "{% set x = 'a' * 900000 %}" + repeat + "{{ x | replace('', 'bc') | length }}" + end,
+      "{% set x = range(99999) | list %}" + repeat + "{{ x | max }}{{ x | sum }}" + end,
+      repeat + "{{ '%.9999f' % 0.1 }}" + end,
+      "{% macro m() %}{% endmacro %}{% set d = dict(a=1) %}" + repeat + "{{ dict(**d) }}" + end,
+      absl::StrCat("{% macro ", short_name, "(", short_name, ") %}{% endmacro %}", repeat, "{{ ",
+                   short_name, "(1) }}{% with ", short_name, " = 1 %}{% endwith %}", end),
       // A text of which every other byte is a user's.
       "{% set t = (messages[0] | list | join('-')) * 100 %}{{ (t * 1000) | length }}"};
   for (const std::string& source : bodies) {
