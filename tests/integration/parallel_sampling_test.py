@@ -13,7 +13,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from flotilla_server import DATA, MODEL
+from flotilla_server import DATA, MODEL, Server
 
 PROMPT = "Once upon a time"
 SEED = 1234567890123456789
@@ -58,6 +58,20 @@ def test_choices_are_requests_of_their_own(server):
     tokens = sum(len(choice["token_ids"]) for choice in answer["choices"])
     assert answer["usage"]["completion_tokens"] == tokens
     assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
+
+
+@pytest.mark.parametrize("flags", [(), ("--speculation", "draft", "--draft-layers", "30")],
+                         ids=["plain", "draft"])
+def test_choices_share_a_run_that_is_full(tmp_path, flags):
+    """K and V of int4 are encoded by runs of 64 positions. Choices of a prompt that ends with a run
+    begin within it, while the first of them goes on into the next one."""
+    with Server(tmp_path, "--kv-type", "int4", *flags) as server:
+        for length in (64, 100, 128, 192):
+            fields = {"model": MODEL, "prompt": [10 + 7 * i % 290 for i in range(length)],
+                      "temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 0}
+            scores = [choice["logprobs"]["token_logprobs"]
+                      for n in (3, 1) for choice in server.post("/v1/completions", **fields, n=n)["choices"]]
+            assert scores[1:] == scores[:1] * 3, length
 
 
 def test_choices_through_openais_client(client):

@@ -20,7 +20,9 @@ OpenRuns PlanOpenRuns(absl::Span<const StepSequence> sequences, std::int32_t max
       runs.ids.push_back(run == first ? sequence.handle : next++);
       if ((run + 1) * kRun <= end) runs.full.push_back({index, run});
     }
-    if (last > first && end % kRun != 0) runs.moves.push_back({next - 1, sequence.handle});
+    // Also where it is full: a fork may begin within it until its sequence has a row in the next
+    // one.
+    if (last > first) runs.moves.push_back({next - 1, sequence.handle});
   }
   return runs;
 }

@@ -3,8 +3,8 @@
 //
 // Between steps a sequence has one open run, numbered like its handle: that of its last row. A step
 // whose rows of a sequence go on into further runs puts these behind the handles, and the last of
-// them becomes the sequence's own when the layer's attention is done, unless it is full. So nothing
-// is remembered from step to step. Pure arithmetic.
+// them becomes the sequence's own when the layer's attention is done. So nothing is remembered from
+// step to step. Pure arithmetic.
 #pragma once
 
 #include <cstdint>

@@ -514,6 +514,11 @@ absl::Status GroupState::AddDecodes(StepWork& work) {
     due.push_back(&sequence);
     const std::uint32_t limit = DraftLimit(sequence);
     if (limit == 0) continue;
+    // Draft rows would be the first ones of a run that the step is still to copy for a fork.
+    const bool is_copied =
+        std::any_of(work.run_copies.begin(), work.run_copies.end(),
+                    [&](const RunCopy& copy) { return copy.from == sequence.handle; });
+    if (is_copied && sequence.length % limits_.run_tokens == 0) continue;
     const std::uint64_t end = std::uint64_t{sequence.length} + 1 + limit;
     if (absl::Status status = CheckCovered(sequence, end); !status.ok()) return status;
     requests.push_back({.sequence = sequence.handle,

@@ -131,8 +131,8 @@ std::uint32_t MostPositions(const model::ModelSpec& spec, std::uint32_t kv_block
 // Of one step: those of its tokens, and position 0 of each sequence that it opens behind this
 // (Batch::first_rows).
 int MostRows(const RankOptions& options) {
-  return static_cast<int>(options.max_step_tokens +
-                          (options.kv_format.has_runs() ? options.max_sequences : 0));
+  const std::uint32_t opened = std::min(options.max_sequences, options.max_step_tokens);
+  return static_cast<int>(options.max_step_tokens + (options.kv_format.has_runs() ? opened : 0));
 }
 
 }  // namespace

@@ -46,10 +46,11 @@ TEST(OpenRunsTest, PositionZeroOnceMoreHasNone) {
   EXPECT_THAT(runs.full, IsEmpty());
 }
 
-TEST(OpenRunsTest, AFullRunNeedNotMove) {
+// A fork may begin within it.
+TEST(OpenRunsTest, AFullRunMovesToo) {
   const OpenRuns runs = Plan({{.handle = 1, .row_count = 65, .first_position = 63}});
   EXPECT_THAT(runs.ids, ElementsAre(1, 8));
-  EXPECT_THAT(runs.moves, IsEmpty());
+  EXPECT_THAT(runs.moves, ElementsAre(OpenRuns::Move{8, 1}));
 }
 
 // Any steps: each run of a step has an id of its own below MostOpenRuns, and what the next step
@@ -96,6 +97,10 @@ TEST(OpenRunsTest, NoStepNeedsMoreThanThereAreAndNoneIsLost) {
       }
       ASSERT_EQ(runs.full.size(), full);
       for (const OpenRuns::Move& move : runs.moves) content[move.to] = content[move.from];
+      for (const StepSequence& sequence : sequences) {
+        const int last = (lengths[sequence.handle] - 1) / kernels::kKvRunTokens;
+        ASSERT_EQ(content[sequence.handle], std::pair(sequence.handle, last));
+      }
     }
   }
 }

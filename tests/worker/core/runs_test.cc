@@ -80,6 +80,19 @@ TEST_F(RunsTest, AForkWithinARunCopiesThatOfItsParent) {
   EXPECT_THAT(batch->copies, ElementsAre(BlockCopy{BlockId(2), BlockId(9)}));
 }
 
+// The draft model would write into the run that is still to be copied.
+TEST_F(RunsTest, NothingIsDraftedBehindARunThatIsCopied) {
+  Open(3);
+  plans_.Add(Speculate{kA, 6});
+  Step();  // position 3 is the last one of its run
+  Fork(3, {60});
+  const auto batch = Apply();
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_THAT(batch->run_copies, ElementsAre(RunCopy{kA, kB}));
+  ASSERT_EQ(batch->items.size(), 1u);
+  EXPECT_EQ(batch->items[0].row_count, 1u);
+}
+
 // It needs position 0.
 TEST_F(RunsTest, AForkAtTheBeginOfARunCopiesThatOfItsParentToo) {
   Open(6);

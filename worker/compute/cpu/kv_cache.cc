@@ -75,6 +75,7 @@ kernels::KvView KvCache::OpenRuns(int layer) const {
 }
 
 void KvCache::CopyRun(int32_t from, int32_t to) {
+  if (shape_.open_bytes == 0) return;  // the stage has no layer that is kept by runs
   std::memcpy(OpenRun(to), OpenRun(from), shape_.open_bytes);
 }
 
