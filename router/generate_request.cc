@@ -219,7 +219,13 @@ absl::Status CheckParameter(const Parameter& row, const Bounds& bounds) {
 // Whether the parameter has its default, or a value that means the same in a mode without it.
 template <class T>
 bool IsDefault(const Parameter& row, const std::optional<T>& value) {
-  return !value || *value == row.default_value || *value == row.exceptions.also_default ||
+  const bool is_float = std::holds_alternative<float SamplingParams::*>(row.sampler);
+  // 0.1 is another double than the float that is the default.
+  const bool is_default =
+      row.default_value.has_value() && value.has_value() &&
+      (*value == *row.default_value ||
+       (is_float && static_cast<float>(*value) == static_cast<float>(*row.default_value)));
+  return !value || is_default || *value == row.exceptions.also_default ||
          *value == row.exceptions.beams_take;
 }
 bool IsDefault(const Parameter&, const std::optional<std::uint64_t>& value) { return !value; }

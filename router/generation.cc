@@ -128,7 +128,10 @@ void GenerationImpl::OnEncoded(absl::StatusOr<Encoded> encoded) {
   if (status.ok() && truncate_prompt_.has_value()) {
     std::vector<TokenId>& prompt = encoded->prompt;
     const auto most = static_cast<std::size_t>(*truncate_prompt_);
-    if (prompt.size() > most) prompt.erase(prompt.begin(), prompt.end() - *truncate_prompt_);
+    // A vector of its own gives the memory of the rest back.
+    if (prompt.size() > most) {
+      prompt = std::vector<TokenId>(prompt.end() - *truncate_prompt_, prompt.end());
+    }
   }
   if (status.ok()) status = ResolveLength(encoded->prompt.size());
   if (status.ok() && TimeIsUp()) {

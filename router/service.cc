@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -71,10 +73,17 @@ class Encoder {
     for (const std::string& word : words) {
       const std::size_t begin = word.find_first_not_of(" \t\n\r\f\v");
       const std::string text = begin == std::string::npos ? word : word.substr(begin);
-      auto alone = Blame("bad_words", tokenizer_->Encode(text, options), options);
-      auto spaced = Blame("bad_words", tokenizer_->Encode(Cat(" ", text), options), options);
-      if (!alone.ok()) return alone.status();
-      if (!spaced.ok()) return spaced.status();
+      auto alone = tokenizer_->Encode(text, options);
+      auto spaced = tokenizer_->Encode(Cat(" ", text), options);
+      for (const auto* tokens : {&alone, &spaced}) {
+        if (absl::IsOutOfRange(tokens->status())) {
+          return InvalidField("bad_words",
+                              Cat("a bad word has more than ", options.max_tokens, " tokens"));
+        }
+        if (!tokens->ok()) {
+          return InvalidField("bad_words", std::string(tokens->status().message()));
+        }
+      }
       if (alone->empty()) return InvalidField("bad_words", "a bad word has no tokens");
       const bool differ = *spaced != *alone;
       encoded.push_back(*std::move(alone));
@@ -416,7 +425,10 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   std::optional<Input> input;  // none: the prompt is encoded
   std::size_t bytes = 0;
   if (const auto* tokens = std::get_if<std::vector<std::int64_t>>(&api.prompt)) {
-    encoded.prompt.assign(tokens->begin(), tokens->end());
+    const auto cut = static_cast<std::size_t>(
+        api.truncate_prompt_tokens.value_or(std::numeric_limits<std::int64_t>::max()));
+    encoded.prompt.assign(tokens->end() - std::min(tokens->size(), cut), tokens->end());
+    bytes = encoded.prompt.size() * sizeof(TokenId);
   } else if (auto* text = std::get_if<std::string>(&api.prompt)) {
     input.emplace(std::move(*text));
   } else {

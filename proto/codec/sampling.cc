@@ -49,7 +49,10 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   s.Update(columns::CheckTokens(absl::StrCat(field, ".allowed_tokens"), proto.allowed_tokens()));
   const std::string bad_words = absl::StrCat(field, ".bad_word_tokens");
   std::uint64_t bad_word_tokens = 0;
-  for (const std::uint32_t length : proto.bad_word_lengths()) bad_word_tokens += length;
+  for (const std::uint32_t length : proto.bad_word_lengths()) {
+    bad_word_tokens += length;
+    if (length == 0) s.Update(columns::Wrong(bad_words, "an empty word"));
+  }
   s.Update(columns::CheckRows(bad_words, proto.bad_word_tokens_size(), bad_word_tokens));
   s.Update(columns::CheckTokens(bad_words, proto.bad_word_tokens()));
   sampling = {.logit_bias = {}, .allowed_tokens = {}, .bad_words = {}, .seed = proto.seed()};

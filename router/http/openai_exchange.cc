@@ -91,7 +91,8 @@ void OpenAiExchange::Guarded(Work work) {
 absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceService& service,
                                            IoLoop& io_loop) {
   const auto* text = std::get_if<std::string>(&request.api().prompt);
-  if (exchange_->form_.echo && text != nullptr) text_ = *text;
+  const bool is_whole = !request.api().truncate_prompt_tokens.has_value();
+  if (exchange_->form_.echo && text != nullptr && is_whole) text_ = *text;
   auto generation = service.Start(std::move(request), io_loop, this);
   if (!generation.ok()) return generation.status();
   generation_ = *std::move(generation);

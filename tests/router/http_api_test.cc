@@ -172,6 +172,12 @@ TEST_F(HttpTest, APromptIsCutIfThatIsWanted) {
   Post("/v1/completions",
        R"({"model":"m","prompt":"one two three four five","truncate_prompt_tokens":2000})");
   EXPECT_EQ(engine_->submitted().back().prompt, prompt);
+  // An echo is of what is left.
+  Answer(" six");
+  const json choice = Post("/v1/completions", R"({"model":"m","prompt":"one two three four five",)"
+                                              R"("truncate_prompt_tokens":2,"echo":true})")
+                          .json()["choices"][0];
+  EXPECT_EQ(choice["text"], " four five six");
   // More than the context holds.
   std::string text = "[1", many = "one";
   for (int i = 0; i < 5000; ++i) {

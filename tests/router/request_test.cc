@@ -254,6 +254,7 @@ TEST(Request, CandidatesOfBeamSearchAreBounded) {
   };
   EXPECT_EQ(check(R"(,"n":32)"), absl::OkStatus());
   EXPECT_EQ(check(R"(,"n":32,"stop_token_ids":[2,2])"), absl::OkStatus());  // the end token again
+  EXPECT_EQ(check(R"(,"n":2,"xtc_threshold":0.1)"), absl::OkStatus());      // the default
   EXPECT_EQ(ErrorField(check(R"(,"n":32,"stop_token_ids":[3])")), "n");
   EXPECT_EQ(ErrorField(check(R"(,"n":2,"best_of":32,"stop_token_ids":[3])")), "best_of");
   EXPECT_EQ(check(R"(,"n":32,"stop_token_ids":[3],"ignore_eos":true)"), absl::OkStatus());

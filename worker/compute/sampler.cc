@@ -441,7 +441,10 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
     return Describe(*row, Draw(*row, draw), top);
   }
   const absl::StatusOr<Row> changed = Measure(ops, drawn_from);
-  if (!changed.ok()) return changed.status();
+  if (!changed.ok()) {
+    return absl::InternalError(
+        "allowed_token_ids, bad_words and min_tokens together leave no token");
+  }
   return Describe(*row, Draw(*changed, draw), top);
 }
 

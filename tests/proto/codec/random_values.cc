@@ -59,7 +59,10 @@ std::vector<BlockCopy> RandomValues::Copies() {
 SamplingParams RandomValues::Sampling() {
   SamplingParams sampling{
       .logit_bias = Biases(), .allowed_tokens = Tokens(9), .bad_words = {}, .seed = Word()};
-  for (std::uint64_t words = Below(3); words > 0; --words) sampling.bad_words.push_back(Tokens(4));
+  for (std::uint64_t words = Below(3); words > 0; --words) {
+    sampling.bad_words.push_back(Tokens(4));
+    sampling.bad_words.back().push_back(Token());
+  }
   ForEachOfSampler([&](const Parameter&, auto member) {
     auto& value = sampling.*member;
     value = static_cast<std::remove_reference_t<decltype(value)>>(Below(99)) / 4;
