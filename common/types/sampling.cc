@@ -29,50 +29,50 @@ absl::Status CheckRange(const Parameter& row, T value) {
   return error.empty() ? absl::OkStatus() : absl::InvalidArgumentError(error);
 }
 
+// Checks the number of entries of a list.
+absl::Status CheckCount(const char* name, std::size_t count, const char* what, std::size_t most) {
+  if (count <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " has ", count, " ", what, "; at most ", most, " are allowed"));
+}
+
+// Checks a token of a list in which tokens ascend, behind `last`.
+absl::Status CheckAscends(const char* name, TokenId last, TokenId token, std::uint32_t vocab_size) {
+  if (token > last && static_cast<std::uint32_t>(token) < vocab_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, ": token ", token,
+                                                 " is outside the vocabulary of ", vocab_size,
+                                                 ", or the tokens do not ascend"));
+}
+
 absl::Status CheckBias(const std::vector<LogitBias>& biases, std::uint32_t vocab_size) {
-  if (biases.size() > SamplingParams::kMaxBiases) {
-    return absl::InvalidArgumentError(absl::StrCat("logit_bias has ", biases.size(),
-                                                   " tokens; at most ", SamplingParams::kMaxBiases,
-                                                   " are allowed"));
-  }
+  absl::Status s = CheckCount("logit_bias", biases.size(), "tokens", SamplingParams::kMaxBiases);
   TokenId last = -1;
   for (const LogitBias& entry : biases) {
-    if (entry.token <= last || static_cast<std::uint32_t>(entry.token) >= vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("logit_bias: token ", entry.token,
-                                                     " is outside the vocabulary of ", vocab_size,
-                                                     ", or the tokens do not ascend"));
-    }
+    if (!s.ok()) break;
+    s.Update(CheckAscends("logit_bias", last, entry.token, vocab_size));
+    s.Update(CheckRange(ParameterNamed("logit_bias"), entry.bias));
     last = entry.token;
-    if (auto s = CheckRange(ParameterNamed("logit_bias"), entry.bias); !s.ok()) return s;
   }
-  return absl::OkStatus();
+  return s;
 }
 
 absl::Status CheckAllowed(const std::vector<TokenId>& tokens, std::uint32_t vocab_size) {
-  if (tokens.size() > SamplingParams::kMaxAllowed) {
-    return absl::InvalidArgumentError(absl::StrCat("allowed_token_ids has ", tokens.size(),
-                                                   " tokens; at most ", SamplingParams::kMaxAllowed,
-                                                   " are allowed"));
-  }
+  absl::Status s =
+      CheckCount("allowed_token_ids", tokens.size(), "tokens", SamplingParams::kMaxAllowed);
   TokenId last = -1;
   for (const TokenId token : tokens) {
-    if (token <= last || static_cast<std::uint32_t>(token) >= vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("allowed_token_ids: token ", token,
-                                                     " is outside the vocabulary of ", vocab_size,
-                                                     ", or the tokens do not ascend"));
-    }
+    if (!s.ok()) break;
+    s.Update(CheckAscends("allowed_token_ids", last, token, vocab_size));
     last = token;
   }
-  return absl::OkStatus();
+  return s;
 }
 
 absl::Status CheckBadWords(const std::vector<std::vector<TokenId>>& words,
                            std::uint32_t vocab_size) {
-  if (words.size() > SamplingParams::kMaxBadWords) {
-    return absl::InvalidArgumentError(absl::StrCat("bad_words has ", words.size(),
-                                                   " lists of tokens; at most ",
-                                                   SamplingParams::kMaxBadWords, " are allowed"));
-  }
+  const absl::Status count =
+      CheckCount("bad_words", words.size(), "lists of tokens", SamplingParams::kMaxBadWords);
+  if (!count.ok()) return count;
   for (const std::vector<TokenId>& word : words) {
     if (word.empty() || word.size() > SamplingParams::kMaxBadWordTokens) {
       return absl::InvalidArgumentError(absl::StrCat("bad_words: a word has ", word.size(),

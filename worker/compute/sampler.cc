@@ -141,6 +141,11 @@ TokenScore NucleusCutoff(const Row& row, const TokenDraw& sampling, float kept,
   }
 }
 
+// Whether `args` keeps a token of this logit.
+bool IsKept(const kernels::GumbelArgs& args, TokenId token, float logit) {
+  return logit > args.cutoff.score || (logit == args.cutoff.score && token <= args.cutoff.token);
+}
+
 // Fills `kept` [vocabulary] with the logits of the tokens that typical-p keeps among those that
 // `args` keeps, and with -infinity for all others.
 void KeepTypical(const Row& row, const TokenDraw& sampling, const kernels::GumbelArgs& args,
@@ -148,9 +153,8 @@ void KeepTypical(const Row& row, const TokenDraw& sampling, const kernels::Gumbe
   // The log of a token's mass (Weight); -infinity: `args` does not keep the token.
   const auto exponent_of = [&](TokenId token) {
     const float logit = row.logits[token];
-    const bool is_kept =
-        logit > args.cutoff.score || (logit == args.cutoff.score && token <= args.cutoff.token);
-    return is_kept ? double{logit - row.stats.max} * args.inverse_temperature : kMinusInfinity;
+    return IsKept(args, token, logit) ? double{logit - row.stats.max} * args.inverse_temperature
+                                      : kMinusInfinity;
   };
   double total = 0, mean = 0;
   for (int token = 0; token < row.size(); ++token) {
@@ -228,9 +232,7 @@ double Deviation(const Row& row) {
 void KeepAboveCutoff(const Row& row, const kernels::GumbelArgs& args, std::vector<float>& kept) {
   kept.assign(row.logits.begin(), row.logits.end());
   for (int token = 0; token < row.size(); ++token) {
-    const bool is_kept = kept[token] > args.cutoff.score ||
-                         (kept[token] == args.cutoff.score && token <= args.cutoff.token);
-    if (!is_kept) kept[token] = kMinusInfinity;
+    if (!IsKept(args, token, kept[token])) kept[token] = kMinusInfinity;
   }
 }
 
