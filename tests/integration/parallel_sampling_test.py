@@ -67,7 +67,8 @@ def test_choices_share_a_run_that_is_full(tmp_path, flags):
     begin within it, while the first of them goes on into the next one."""
     with Server(tmp_path, "--kv-type", "int4", *flags) as server:
         for length in (64, 100, 128, 192):
-            fields = {"model": MODEL, "prompt": [10 + 7 * i % 290 for i in range(length)],
+            # No prompt begins like another one, so each is computed from its first position.
+            fields = {"model": MODEL, "prompt": [10 + (7 * i + length) % 290 for i in range(length)],
                       "temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 0}
             scores = [choice["logprobs"]["token_logprobs"]
                       for n in (3, 1) for choice in server.post("/v1/completions", **fields, n=n)["choices"]]
