@@ -206,7 +206,10 @@ struct SequenceResult {
   std::uint32_t length = 0;
   // Output index of tokens[0].
   std::uint32_t first_output = 0;
-  std::vector<SampledToken> tokens;  // empty, one, or several (speculation)
+  // Empty, one, or several (speculation). Empty also if the row that was to give the first one was
+  // deferred: the mask of the sequence's constraint was not there yet. `length` then ends before
+  // that row, and the sequence runs it again by default.
+  std::vector<SampledToken> tokens;
   // The number of tokens that were drafted and run. All `tokens` but the last were among
   // them.
   std::uint32_t drafted = 0;
@@ -219,6 +222,10 @@ struct SequenceResult {
   // Set in the result of the step in which the sequence finished, and in every later
   // result in which its decode was a no-op.
   std::optional<FinishReason> finished;
+  // Why the sequence's constraint ended it, with FinishReason::kError; otherwise empty. At most
+  // kMaxReason bytes.
+  static constexpr std::size_t kMaxReason = 160;
+  std::string refused;
   // True: the sequence had finished before this step and nothing was computed.
   bool noop = false;
 

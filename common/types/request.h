@@ -1,8 +1,8 @@
 // A request as the scheduler sees it: token ids and resolved parameters, no text.
 //
 // The router's validator makes it. Every default is resolved and the seed is always set.
-// The types also have fields that an engine may not support (constraints, adapters); an
-// engine refuses such a request and names what it cannot do.
+// The types also have fields that an engine may not support (adapters); an engine refuses such a
+// request and names what it cannot do.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +60,6 @@ struct TokenizedRequest {
   // and all tokens come at the end.
   std::uint32_t sequences = 1;
   std::optional<BeamOptions> beam;
-  // Content hash of a compiled grammar; 0: unconstrained.
-  std::uint64_t constraint = 0;
   // The time on the engine's clock, in nanoseconds, after which the answer is not wanted.
   std::optional<std::int64_t> deadline_ns;
   // The client asked for no deadline, so deadline_ns is the server's own limit. The request ends

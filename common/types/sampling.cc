@@ -89,6 +89,16 @@ absl::Status CheckBadWords(const std::vector<std::vector<TokenId>>& words,
   return absl::OkStatus();
 }
 
+absl::Status CheckConstraint(const Constraint& constraint) {
+  if (!constraint ||
+      (!constraint.text.empty() && constraint.text.size() <= Constraint::kMaxBytes)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("the constraint has ", constraint.text.size(),
+                                                 " bytes of text; it must have 1 to ",
+                                                 Constraint::kMaxBytes));
+}
+
 absl::Status CheckTop(const char* name, std::int32_t top) {
   if (top >= LogprobSpec::kOff && top <= LogprobSpec::kMaxTop) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " must be ", LogprobSpec::kOff, " to ",
@@ -104,6 +114,7 @@ absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_s
   s.Update(CheckBias(sampling.logit_bias, vocab_size));
   s.Update(CheckAllowed(sampling.allowed_tokens, vocab_size));
   s.Update(CheckBadWords(sampling.bad_words, vocab_size));
+  s.Update(CheckConstraint(sampling.constraint));
   return s;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/types/constraint.h"
 #include "common/types/ids.h"
 
 namespace flotilla {
@@ -17,11 +18,11 @@ struct LogitBias {
 };
 
 // How a token is drawn from a row of logits. First the logits are changed, in this order: tokens
-// that are not allowed and the ends of bad words go, then come logit bias, repetition, frequency
-// and presence penalty. These depend only on the tokens before the row, so an answer that is
-// resumed goes on as it would have without a break. Then filters keep some tokens, in this order:
-// top-n-sigma, min-p, top-k, top-p, typical-p, XTC. One of the tokens that are left is drawn at the
-// temperature.
+// that the constraint excludes, that are not allowed and the ends of bad words go, then come logit
+// bias, repetition, frequency and presence penalty. These depend only on the tokens before the row,
+// so an answer that is resumed goes on as it would have without a break. Then filters keep some
+// tokens, in this order: top-n-sigma, min-p, top-k, top-p, typical-p, XTC. One of the tokens that
+// are left is drawn at the temperature.
 struct SamplingParams {
   static constexpr float kMaxBias = 100;  // as low as -100
   static constexpr std::size_t kMaxBiases = 1024;
@@ -65,6 +66,10 @@ struct SamplingParams {
   std::vector<TokenId> allowed_tokens;
   // No token is drawn that would complete one of these at the end of the output. None is empty.
   std::vector<std::vector<TokenId>> bad_words;
+  // The answer follows this grammar: only tokens are drawn that can go on with it, and a stop token
+  // only where it is complete. What is above acts on the tokens that are left, and if it leaves
+  // none of them the grammar wins.
+  Constraint constraint;
   // The noise of a token is a hash of (SequenceSeed, output index, token id).
   std::uint64_t seed = 0;
 

@@ -79,7 +79,6 @@ void Write(const TokenizedRequest& request, std::int64_t now_ns, v1::EngineReque
     beam.set_length_penalty(request.beam->length_penalty);
     beam.set_early_stopping(FindWire(kEarlyStopping, request.beam->early_stopping));
   }
-  proto->set_constraint(request.constraint);
   if (request.deadline_ns.has_value()) {
     proto->set_deadline_in_ns(Saturated(static_cast<__int128>(*request.deadline_ns) - now_ns));
     proto->set_deadline_absent(request.deadline_absent);
@@ -124,7 +123,6 @@ absl::Status Read(const v1::EngineRequest& proto, std::int64_t now_ns, Tokenized
                         beam.early_stopping));
     request.beam = beam;
   }
-  request.constraint = proto.constraint();
   if (proto.has_deadline_in_ns()) {
     request.deadline_ns = Saturated(static_cast<__int128>(now_ns) + proto.deadline_in_ns());
     request.deadline_absent = proto.deadline_absent();

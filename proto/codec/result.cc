@@ -77,6 +77,10 @@ void WriteSequence(const SequenceResult& sequence, v1::StepResult* proto) {
   for (const TopLogprob& top : sequence.candidates) WriteTop(top, proto->mutable_candidates());
   proto->add_finished(ToProto(sequence.finished));
   proto->add_noops(sequence.noop);
+  if (sequence.refused.empty()) return;
+  v1::StepResult::Refusal& refusal = *proto->add_refusals();
+  refusal.set_row(static_cast<std::uint32_t>(proto->sequences_size() - 1));
+  refusal.set_reason(sequence.refused);
 }
 
 void DropUsualColumns(v1::StepResult* proto) {
@@ -183,6 +187,20 @@ absl::Status CheckColumns(const v1::StepResult& proto) {
   return s;
 }
 
+absl::Status ReadRefusals(const v1::StepResult& proto, std::vector<SequenceResult>& sequences) {
+  std::size_t next = 0;
+  for (const v1::StepResult::Refusal& refusal : proto.refusals()) {
+    if (refusal.row() < next || refusal.row() >= sequences.size() || refusal.reason().empty() ||
+        refusal.reason().size() > SequenceResult::kMaxReason) {
+      return Wrong("refusals", absl::StrCat("row ", refusal.row(), " with ",
+                                            refusal.reason().size(), " bytes"));
+    }
+    sequences[refusal.row()].refused = refusal.reason();
+    next = refusal.row() + std::size_t{1};
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadSequences(const v1::StepResult& proto, std::vector<SequenceResult>& sequences) {
   ColumnReader handles(proto.sequences());
   SampledReader tokens(proto.tokens()), prompt(proto.prompt());
@@ -203,7 +221,7 @@ absl::Status ReadSequences(const v1::StepResult& proto, std::vector<SequenceResu
     const int finished = At<int>(proto.finished(), row, v1::StepResult::FINISH_NONE);
     if (absl::Status s = ReadFinish(finished, sequence.finished); !s.ok()) return s;
   }
-  return absl::OkStatus();
+  return ReadRefusals(proto, sequences);
 }
 
 }  // namespace

@@ -7,9 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "common/types/parameters.h"
 #include "proto/codec/columns.h"
+#include "proto/codec/enums.h"
 
 namespace flotilla::codec {
 namespace {
+
+constexpr enums::EnumPair<v1::Constraint::Kind, Constraint::Kind> kKinds[] = {
+    {v1::Constraint::JSON_SCHEMA, Constraint::Kind::kJsonSchema},
+    {v1::Constraint::REGEX, Constraint::Kind::kRegex},
+    {v1::Constraint::GRAMMAR, Constraint::Kind::kGrammar},
+    {v1::Constraint::STRUCTURAL_TAG, Constraint::Kind::kStructuralTag},
+};
 
 // The field of a row. Every row of the sampler has one: tests/router/grpc/parameters_test.cc.
 const google::protobuf::FieldDescriptor* FieldOf(const Parameter& row) {
@@ -38,6 +46,10 @@ void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
   }
   proto->mutable_allowed_tokens()->Assign(sampling.allowed_tokens.begin(),
                                           sampling.allowed_tokens.end());
+  if (sampling.constraint) {
+    proto->mutable_constraint()->set_kind(enums::FindWire(kKinds, sampling.constraint.kind));
+    proto->mutable_constraint()->set_text(sampling.constraint.text);
+  }
 }
 
 absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
@@ -55,7 +67,16 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   }
   s.Update(columns::CheckRows(bad_words, proto.bad_word_tokens_size(), bad_word_tokens));
   s.Update(columns::CheckTokens(bad_words, proto.bad_word_tokens()));
-  sampling = {.logit_bias = {}, .allowed_tokens = {}, .bad_words = {}, .seed = proto.seed()};
+  sampling = {.logit_bias = {},
+              .allowed_tokens = {},
+              .bad_words = {},
+              .constraint = {},
+              .seed = proto.seed()};
+  if (proto.has_constraint()) {
+    s.Update(enums::FindDomain(absl::StrCat(field, ".constraint.kind"), kKinds,
+                               proto.constraint().kind(), sampling.constraint.kind));
+    sampling.constraint.text = proto.constraint().text();
+  }
   const google::protobuf::Reflection& access = *proto.GetReflection();
   ForEachOfSampler([&](const Parameter& row, auto member) {
     // A sender of an earlier version leaves out what it does not know, which keeps its default.

@@ -66,7 +66,6 @@ absl::Status CheckSequences(const TokenizedRequest& request, const CoreOptions& 
   if (request.beam.has_value()) {
     if (absl::Status s = CheckBeam(request, description); !s.ok()) return s;
   }
-  if (request.constraint != 0) return absl::UnimplementedError("constraints are not supported");
   if (!request.adapter.empty()) {
     return absl::UnimplementedError("adapters are not supported");
   }

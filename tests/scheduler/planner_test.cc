@@ -379,7 +379,8 @@ TEST(Core, RefusesByName) {
     r.sequences = 10;
     r.stop.max_tokens = 20;
   })));
-  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.constraint = 9; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      refusal([](R& r) { r.sampling.constraint.kind = Constraint::Kind::kRegex; })));
   EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.adapter = "lora"; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt.clear(); })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt[3] = 1000; })));

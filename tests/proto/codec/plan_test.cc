@@ -179,6 +179,7 @@ StepResult FullResult() {
                               .prompt = {{.token = 3, .logprob = -3, .top = {{4, -1}}}},
                               .candidates = {{7, -1}},
                               .finished = FinishReason::kStop,
+                              .refused = "the grammar is wrong",
                               .noop = true});
   return result;
 }
@@ -211,6 +212,10 @@ TEST(WorkerCodec, WrongResultsAreRefusedByField) {
       {"finished", [](auto& r) { r.set_finished(0, static_cast<v1::StepResult::Finish>(7)); }},
       {"finished", [](auto& r) { r.set_finished(0, static_cast<v1::StepResult::Finish>(-1)); }},
       {"noops", [](auto& r) { r.add_noops(true); }},
+      {"refusals", [](auto& r) { r.mutable_refusals(0)->set_row(1); }},
+      {"refusals", [](auto& r) { *r.add_refusals() = r.refusals(0); }},
+      {"refusals", [](auto& r) { r.mutable_refusals(0)->clear_reason(); }},
+      {"refusals", [](auto& r) { r.mutable_refusals(0)->set_reason(std::string(161, 'x')); }},
   };
   for (const WrongResult& wrong : kWrong) {
     v1::StepResult proto;

@@ -57,8 +57,14 @@ std::vector<BlockCopy> RandomValues::Copies() {
 }
 
 SamplingParams RandomValues::Sampling() {
-  SamplingParams sampling{
-      .logit_bias = Biases(), .allowed_tokens = Tokens(9), .bad_words = {}, .seed = Word()};
+  SamplingParams sampling{.logit_bias = Biases(),
+                          .allowed_tokens = Tokens(9),
+                          .bad_words = {},
+                          .constraint = {},
+                          .seed = Word()};
+  if (Flip()) {
+    sampling.constraint = {.kind = static_cast<Constraint::Kind>(1 + Below(4)), .text = Text()};
+  }
   for (std::uint64_t words = Below(3); words > 0; --words) {
     sampling.bad_words.push_back(Tokens(4));
     sampling.bad_words.back().push_back(Token());
@@ -180,6 +186,7 @@ SequenceResult RandomValues::Sequence() {
   sequence.prompt = Sampled(6);
   sequence.candidates = Tops();
   if (Flip()) sequence.finished = static_cast<FinishReason>(Below(6));
+  if (Flip()) sequence.refused = Text().substr(0, SequenceResult::kMaxReason);
   sequence.noop = Flip();
   return sequence;
 }
@@ -270,7 +277,6 @@ TokenizedRequest RandomValues::Request() {
                          .length_penalty = Real(),
                          .early_stopping = BeamOptions::EarlyStopping(Below(3))};
   }
-  r.constraint = Word();
   if (Flip()) {
     r.deadline_ns = static_cast<std::int64_t>(Word() >> 1);
     r.deadline_absent = Flip();
