@@ -206,9 +206,9 @@ struct SequenceResult {
   std::uint32_t length = 0;
   // Output index of tokens[0].
   std::uint32_t first_output = 0;
-  // Empty, one, or several (speculation). Empty also if the row that was to give the first one was
-  // deferred: the mask of the sequence's constraint was not there yet. `length` then ends before
-  // that row, and the sequence runs it again by default.
+  // Empty, one, or several (speculation). Empty also if the mask of the sequence's constraint was
+  // late for the row that was to give the first one. `length` then ends before that row, which the
+  // sequence runs again by default.
   std::vector<SampledToken> tokens;
   // The number of tokens that were drafted and run. All `tokens` but the last were among
   // them.

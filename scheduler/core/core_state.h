@@ -38,7 +38,8 @@ struct PlannedRun {
   std::uint32_t begin = 0;  // for a chunk: the sequence's length before it
   // The fewest and the most positions that the run adds. For a chunk, both are its rows.
   // For a decode, `least` is 1 and `most` is 1 plus its draft tokens. Both are 0 if the
-  // sequence has surely finished before.
+  // sequence has surely finished before. A run that samples under a
+  // constraint has one less at least, since its mask may be late.
   std::uint32_t least = 0, most = 0;
   std::uint32_t depth = 0;  // draft tokens that a decode may make
   bool chunk = false;       // prefill; else a decode
@@ -113,6 +114,7 @@ struct CoreCounters {
   std::uint64_t output_tokens = 0;
   std::uint64_t drafted_tokens = 0;   // drafted and run
   std::uint64_t accepted_tokens = 0;  // draft tokens accepted: each saved a step of its sequence
+  std::uint64_t late_rows = 0;        // gave no token, since the mask of their constraint was late
   std::uint64_t trims = 0;            // times that blocks for wrong draft tokens were taken back
 };
 

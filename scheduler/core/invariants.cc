@@ -257,7 +257,7 @@ absl::Status CheckBounds(const CoreState& state) {
                    4, "bounds and plans in flight");
     // Without draft tokens a sequence wastes less than a block. The blocks of wrong draft
     // tokens stay until another sequence needs them.
-    const bool drafts = state.MaxDraftTokens() > 0;
+    const bool drafts = state.MaxDraftTokens() > 0 || sequence.constrained;
     FLOTILLA_HOLDS(drafts || (length.computed_min == length.scheduled_max &&
                               length.scheduled_max == length.allocated),
                    4, "bounds without draft tokens");

@@ -158,6 +158,7 @@ std::uint64_t KvCacheManager::BlocksToOpen(const Match& match, std::uint64_t pos
 
 std::uint32_t KvCacheManager::ForkLength(const Sequence& parent, std::uint32_t length) const {
   const std::uint32_t begin = RunBegin(length);
+  if (parent.constrained) return begin;  // a row beyond its length may have begun another run
   return parent.length.scheduled_max <= begin + run_tokens_ ? length : begin;
 }
 

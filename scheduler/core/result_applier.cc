@@ -76,7 +76,8 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
       *result.finished != FinishReason::kLength) {
     return Mismatch(result, "an ending that is not the worker's to decide");
   }
-  const std::uint32_t tokens = !run.samples ? 0 : run.chunk ? 1 : result.length - lower;
+  const std::uint32_t rows = run.chunk ? run.most - 1 : 0;  // those that give no token
+  const std::uint32_t tokens = !run.samples ? 0 : result.length - lower - rows;
   if (result.tokens.size() != tokens || tokens > 1 + result.drafted) {
     return Mismatch(result, "not the number of tokens that the plan asked for");
   }
@@ -119,9 +120,16 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   Request& request = state_.RequestOf(sequence);
   if (absl::Status s = CheckRun(run, result, sequence); !s.ok()) return s;
   sequence.length.Answer(run.least, run.most, result.length - sequence.length.computed);
-  if (run.samples && !run.chunk) CountDraftTokens(run, result, sequence);
+  if (run.samples && result.tokens.empty()) {
+    state_.counters.late_rows += result.finished.has_value() ? 0 : 1;
+  } else if (run.samples && !run.chunk) {
+    CountDraftTokens(run, result, sequence);
+  }
   if (result.finished == FinishReason::kError) {
-    const absl::Status status = absl::InternalError("the model's output was not a number");
+    const absl::Status status = result.refused.empty()
+                                    ? absl::InternalError("the model's output was not a number")
+                                    : absl::InvalidArgumentError(absl::StrCat(
+                                          "the constraint of the answer: ", result.refused));
     if (request.beam != nullptr) {
       state_.EndRequest(sequence.request, FinishReason::kError, status);
     } else {

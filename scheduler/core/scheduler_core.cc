@@ -200,6 +200,7 @@ void SchedulerCore::AddSequences(TableIndex index, std::uint32_t count, std::vec
       sequence.tokens.insert(sequence.tokens.end(), prefixes[i].begin(), prefixes[i].end());
     }
     sequence.length.max = max;
+    sequence.constrained = static_cast<bool>(request.sampling.constraint);
     const TableIndex at = state_.sequences.Insert(std::move(sequence));
     state_.sequences[at].self = at;
     request.sequences.push_back(at);

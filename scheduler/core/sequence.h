@@ -33,7 +33,7 @@ enum class SequenceState : std::uint8_t {
 struct LengthBounds {
   std::uint32_t computed = 0;  // the length according to the results applied
   // The least length once all plans sent have run, unless the sequence finishes before.
-  // Less than `scheduled_max` only where draft tokens may turn out wrong.
+  // Less than `scheduled_max` only where draft tokens may turn out wrong, or masks be late.
   std::uint32_t computed_min = 0;
   std::uint32_t scheduled_max = 0;  // the most once all plans sent have run; blocks cover it
   std::uint32_t allocated = 0;      // its blocks cover this; more after wrong draft tokens
@@ -104,6 +104,10 @@ struct Sequence {
   OutputForecast forecast;
   std::uint32_t forecast_until = 0;
   std::uint32_t reported = 0;  // OutputLengths::Report
+
+  // It has a constraint, whose mask may be late for a row. That row then gives no token, is no
+  // position of the sequence, and runs again.
+  bool constrained = false;
 
   // The following fields are valid only while the sequence is open.
   SequenceHandle handle;

@@ -84,10 +84,11 @@ void StepPlanner::EmitDecodes() {
   }
   for (const TableIndex index : decodes_) {
     Sequence& sequence = state_.sequences[index];
-    sequence.length.Send(1, 1);
+    const std::uint32_t least = sequence.constrained ? 0 : 1;
+    sequence.length.Send(least, 1);
     state_.epoch->kv.Allocate(sequence, sequence.length.scheduled_max, plan_);
     sequence.deferred = false;
-    runs_.push_back({.handle = sequence.handle, .least = 1, .most = 1, .samples = true});
+    runs_.push_back({.handle = sequence.handle, .least = least, .most = 1, .samples = true});
   }
 }
 
@@ -174,15 +175,16 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
   Sequence& sequence = state_.sequences[index];
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t end = begin + rows;
-  sequence.length.Send(rows, rows);
+  const Request& request = state_.RequestOf(sequence);
+  const bool last = end == sequence.prefill_tokens;
+  const bool samples = last && request.stop.max_tokens > 0 && request.beam == nullptr;
+  const std::uint32_t least = samples && sequence.constrained ? rows - 1 : rows;
+  sequence.length.Send(least, rows);
   sequence.last_chunk = plan_.step;
   sequence.deferred = false;
   state_.epoch->kv.Allocate(sequence, end, plan_);
-  const Request& request = state_.RequestOf(sequence);
-  state_.epoch->kv.Publish(sequence, request, end);
+  state_.epoch->kv.Publish(sequence, request, begin + least);
 
-  const bool last = end == sequence.prefill_tokens;
-  const bool samples = last && request.stop.max_tokens > 0 && request.beam == nullptr;
   if (last) sequence.state = samples ? SequenceState::kDecode : SequenceState::kEnding;
   // Row i gives the log-probability of prompt token i + 1, if there is such a token and its
   // log-probability was not delivered before a preemption.
@@ -199,7 +201,7 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
   state_.epoch->kv.AddRun(plan_.step, run);
   runs_.push_back({.handle = sequence.handle,
                    .begin = begin,
-                   .least = rows,
+                   .least = least,
                    .most = rows,
                    .chunk = true,
                    .samples = samples,

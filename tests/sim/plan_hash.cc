@@ -56,6 +56,7 @@ void PlanHash::Add(const SamplingParams& sampling) {
     Add(bias.bias);
   }
   Add(sampling.seed);
+  if (sampling.constraint) Add(static_cast<std::uint64_t>(sampling.constraint.kind));
 }
 
 void PlanHash::Add(const OpenSequence& op) {

@@ -155,6 +155,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.core.drafted_tokens, total.core.accepted_tokens);
   EXPECT_GT(total.core.trims, 0u);
   EXPECT_GT(total.parallel, 0u);
+  EXPECT_GT(total.core.late_rows, 0u);
   EXPECT_GT(total.large, seeds / 30);
   EXPECT_GT(total.large_found, total.large_lookups / 50);
   EXPECT_GT(total.windowed, 0u);

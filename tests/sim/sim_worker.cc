@@ -356,8 +356,16 @@ bool SimWorker::Sees(const worker::Batch& batch, std::size_t item, std::uint32_t
   return in_run && (run == last || in_block);
 }
 
+// For one token in four of a request with a constraint, once.
+bool SimWorker::MaskIsLate(const worker::BatchItem& rows, std::uint32_t at) {
+  if (!rows.sampling->constraint) return false;
+  const std::uint32_t index = rows.output_index + at;
+  const bool chosen = MixBits(rows.sampling->seed ^ MixBits(index)) % 4 == 0;
+  return chosen && std::exchange(late_[rows.sequence], index + 1) != index + 1;
+}
+
 absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
-                                 worker::ItemOutput& output) const {
+                                 worker::ItemOutput& output) {
   const worker::BatchItem& rows = batch.items[item];
   const worker::SequenceView view = *state_.View(rows.sequence);
   const SimClient& client = find_client_(view.request);
@@ -382,6 +390,7 @@ absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
     }
   }
   for (std::uint32_t at = 0; rows.samples && at <= rows.drafts; ++at) {
+    if (MaskIsLate(rows, at)) break;
     output.sampled.push_back(
         {.token = SimToken(SequenceSeed(seed, rows.index), rows.output_index + at)});
   }

@@ -100,13 +100,16 @@ class SimWorker {
   // Whether the item's rows find this where they look for it.
   bool Sees(const worker::Batch& batch, std::size_t item, std::uint32_t group,
             std::uint32_t position, std::uint64_t written) const;
-  absl::Status ReadItem(const worker::Batch& batch, std::size_t item,
-                        worker::ItemOutput& output) const;
+  // Whether the mask for token `at` of the item's constraint, if it has one, is late.
+  bool MaskIsLate(const worker::BatchItem& rows, std::uint32_t at);
+  absl::Status ReadItem(const worker::Batch& batch, std::size_t item, worker::ItemOutput& output);
   // The tokens of the item's sequence up to its last row, draft tokens included.
   std::vector<TokenId> TokensOf(const worker::Batch& batch, std::size_t item) const;
   std::size_t SlotOf(const worker::Batch& batch, std::size_t item, std::uint32_t group,
                      std::uint32_t position) const;
 
+  // By sequence, the index of the last output token whose mask was late, and one more.
+  std::map<SequenceHandle, std::uint32_t> late_;
   const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
   const std::uint32_t slots_;  // of a block, in every group

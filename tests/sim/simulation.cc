@@ -25,7 +25,9 @@ Simulation::Simulation(std::uint64_t seed, Tiers tiers, bool runs)
       refuses_(MixBits(seed ^ 3) % 8 == 1),
       windows_(~MixBits(seed)),
       windowed_(tiers == Tiers::kOfSeed && MixBits(seed ^ 4) % 3 == 0),
-      runs_(runs) {
+      runs_(runs),
+      constraints_(~MixBits(seed ^ 5)),
+      constrains_(MixBits(seed ^ 5) % 4 == 1) {
   coverage_.windowed += windowed_;
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
@@ -291,6 +293,9 @@ void Simulation::Arrive(TokenizedRequest request) {
   coverage_.prompt_only += request.stop.max_tokens == 0;
   coverage_.parallel += !request.beam && request.sequences > 1;
   coverage_.beams += request.beam.has_value();
+  if (constrains_ && !request.beam.has_value() && constraints_.OneIn(2)) {
+    request.sampling.constraint = {.kind = Constraint::Kind::kRegex, .text = "sim"};
+  }
   // The request may have killed another group before.
   if (blames_ && !request.output_prefix.empty() && fatal_.OneIn(4)) request.crash_count = 1;
   live_.push_back(request.id.counter);
@@ -510,7 +515,7 @@ absl::StatusOr<std::optional<Simulation::Pause>> Simulation::PauseAfterLoss(std:
   const auto plans = [this] { return core_->Snapshot().counters.plans; };
   cancel_one_in_ = 1u << 30;
   kill_one_in_ = 0;
-  blames_ = refuses_ = false;
+  blames_ = refuses_ = constrains_ = false;
   constexpr std::uint32_t kRarer = 4;  // than in Run, and so there are as many more ticks
   arrive_one_in_ *= kRarer;
   absl::Status status = ReviveGroup();

@@ -236,6 +236,10 @@ class Simulation {
   Random windows_;
   const bool windowed_;
   const bool runs_;
+  // A separate random stream; one seed in four has requests with constraints, whose masks are
+  // late now and then (SimWorker).
+  Random constraints_;
+  bool constrains_;
   std::vector<std::vector<TokenId>> openings_;  // prompts often begin with one
 
   std::optional<scheduler::SchedulerCore> core_;

@@ -103,6 +103,9 @@ absl::Status Simulation::CheckProgress() {
     if (sequence.request != first) continue;
     progress = MixBits(progress ^ sequence.length.computed_min ^ sequence.handle.value() << 20);
     all_planned &= sequence.length.computed_min == sequence.length.max;
+    // Under a constraint it is not sure before the answer that a row in a plan gives a token.
+    if (!Find(first).request().sampling.constraint) continue;
+    progress = MixBits(progress ^ sequence.length.computed ^ sequence.length.in_flight_max << 16);
   }
   const bool same = front_ == first && front_progress_ == progress && !all_planned;
   // Copies to and from tiers may hold the blocks that it needs, for as long as they
@@ -309,6 +312,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   core.drafted_tokens += o.core.drafted_tokens;
   core.accepted_tokens += o.core.accepted_tokens;
   core.trims += o.core.trims;
+  core.late_rows += o.core.late_rows;
   core.prefill_tokens += o.core.prefill_tokens;
   steps += o.steps;
   for (std::size_t from = 0; from < kSimStates; ++from) {

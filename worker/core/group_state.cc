@@ -634,7 +634,7 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
       if (absl::Status s = CheckToken(rows.sequence, sampled.token, limits_); !s.ok()) return s;
     }
     if (outputs[i].failed) continue;
-    if (outputs[i].sampled.size() != samples ||
+    if ((outputs[i].sampled.size() != samples && !rows.sampling->constraint) ||
         outputs[i].prompt.size() != rows.prompt_targets.size() ||
         outputs[i].candidates.empty() != (rows.candidates == 0) ||
         outputs[i].candidates.size() > rows.candidates) {
@@ -695,17 +695,20 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     entry.drafted = rows.drafts;
     if (outputs[i].failed && (rows.drafts == 0 || outputs[i].sampled.empty())) {
       sequence.finished = FinishReason::kError;
+      entry.refused = outputs[i].refused;
     } else {
       if (!outputs[i].prompt.empty()) entry.prompt_first = rows.first_position + 1;
       entry.prompt = outputs[i].prompt;
       entry.candidates = outputs[i].candidates;
     }
     // A sequence that failed in an earlier chunk takes no token from a later one.
-    if (!sequence.finished) TakeTokens(outputs[i], work.items[i].drafts, sequence, entry);
-    // K and V of wrong draft tokens are not part of the sequence. The next rows overwrite
-    // them.
+    const bool goes_on = !sequence.finished;
+    if (goes_on) TakeTokens(outputs[i], work.items[i].drafts, sequence, entry);
+    // K and V of wrong draft tokens are not part of the sequence, nor are those of a row
+    // whose mask was late. The next rows overwrite them.
     const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
-    const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1);
+    const bool is_late = goes_on && rows.samples && tokens == 0;
+    const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1) + (is_late ? 1 : 0);
     sequence.length -= wrong;
     entry.length = rows.first_position + rows.row_count - wrong;
     if (work.items[i].ends && !sequence.finished) sequence.finished = FinishReason::kLength;

@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -106,7 +107,9 @@ struct Batch {
 // The outputs of the forward for one BatchItem.
 struct ItemOutput {
   // One token per row that samples, in order; none if the item does not sample. If the
-  // item failed, these are the tokens before the first row without one.
+  // item failed, or the mask of its constraint was late for a row, these are the tokens before the
+  // first row without one. If that is the first one, and the mask was late, the sequence runs its
+  // last known token again.
   std::vector<SampledToken> sampled;
   // One per entry of prompt_targets, unless the item failed.
   std::vector<SampledToken> prompt;
@@ -117,6 +120,8 @@ struct ItemOutput {
   // sequence goes on from the tokens before that row. It ends when a row without a draft
   // token fails.
   bool failed = false;
+  // Why the item failed, if its constraint is the reason; SequenceResult::refused.
+  std::string refused;
 };
 
 // One open sequence, for comparison with what a scheduler believes. Spans are
