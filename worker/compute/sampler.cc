@@ -326,6 +326,16 @@ void AddPenalties(const SamplingParams& sampling, const TokenPosition& position,
   }
 }
 
+// Excludes the tokens that a constraint's mask, if there is one, does not allow.
+void Exclude(absl::Span<const std::uint32_t> mask, absl::Span<float> logits) {
+  if (mask.empty()) return;
+  for (std::size_t token = 0; token < logits.size(); ++token) {
+    const std::size_t word = token / 32;
+    const bool is_allowed = word < mask.size() && (mask[word] >> token % 32 & 1) != 0;
+    if (!is_allowed) logits[token] = kMinusInfinity;
+  }
+}
+
 // Whether the tokens before the position are those of the word before its last one.
 bool IsNextOf(absl::Span<const TokenId> word, const TokenPosition& position) {
   const std::size_t before = word.size() - 1;
@@ -384,7 +394,7 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
 }
 
 bool NeedsFullRow(const SamplingParams& sampling) {
-  if (!sampling.allowed_tokens.empty()) return true;
+  if (!sampling.allowed_tokens.empty() || sampling.constraint) return true;
   if (sampling.temperature < kMinTemperature) return false;
   return sampling.top_n_sigma > 0 || sampling.min_p > 0 || sampling.top_k > 0 ||
          sampling.top_p < 1.0f || sampling.typical_p < 1.0f || sampling.xtc_probability > 0;
@@ -424,25 +434,32 @@ TokenPosition PositionAfter(SequenceIndex sequence, absl::Span<const TokenId> kn
 
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
                                        std::uint32_t tokens, const TokenDraw& draw,
-                                       std::int32_t top) {
+                                       std::int32_t top, absl::Span<const std::uint32_t> mask) {
   absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
   row->logits = logits.first(tokens);
   absl::Span<const float> drawn_from = row->logits;
   static thread_local std::vector<float> copy;
-  if (!draw.edits.empty() || !draw.allowed.empty()) {
+  if (!draw.edits.empty() || !draw.allowed.empty() || !mask.empty()) {
     if (draw.allowed.empty()) {
       copy.assign(drawn_from.begin(), drawn_from.end());
     } else {
       copy.assign(drawn_from.size(), kMinusInfinity);
       for (const TokenId token : draw.allowed) copy[token] = drawn_from[token];
     }
+    Exclude(mask, absl::MakeSpan(copy));
     EditLogits(draw.edits, 0, absl::MakeSpan(copy));
     drawn_from = copy;
   } else if (tokens == logits.size()) {
     return Describe(*row, Draw(*row, draw), top);
   }
   const absl::StatusOr<Row> changed = Measure(ops, drawn_from);
+  if (!changed.ok() && !mask.empty() && !(draw.edits.empty() && draw.allowed.empty())) {
+    TokenDraw constrained = draw;  // the constraint wins
+    constrained.edits.clear();
+    constrained.allowed.clear();
+    return SampleRow(ops, logits, tokens, constrained, top, mask);
+  }
   if (!changed.ok()) {
     return absl::InternalError(
         "allowed_token_ids, bad_words and min_tokens together leave no token");

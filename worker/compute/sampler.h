@@ -6,7 +6,8 @@
 // best tokens. Any number of threads may call them.
 //
 // How a token is drawn:
-//   First, tokens that are not allowed, those that would complete a bad word and stop tokens that
+//   First, tokens that the mask of a constraint excludes, tokens that are not allowed, those that
+//   would complete a bad word and stop tokens that
 //     may not come yet get -infinity. Then the bias is added. Then the penalties are applied:
 //     repetition, frequency, presence (SamplingParams).
 //   With temperature 0 (or below kMinTemperature) the arg-max of these logits wins; of
@@ -103,10 +104,12 @@ bool NeedsFullRow(const SamplingParams& sampling);
 absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats);
 
 // Draws a token from `logits` [vocab] fp32, of which the first `tokens` (at least one) belong to
-// tokens. The result lists the `top` (0..LogprobSpec::kMaxTop, or kOff) best tokens, best first.
-// The parameters are valid (GroupState checks them).
+// tokens. `mask` is that of a constraint (RowMask::allowed); empty: there is none. If the edits and
+// the allowed tokens leave no token of a mask, they do not count. The result lists the `top`
+// (0..LogprobSpec::kMaxTop, or kOff) best tokens, best first. The parameters are valid (GroupState
+// checks them).
 absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const float> logits,
                                        std::uint32_t tokens, const TokenDraw& draw,
-                                       std::int32_t top);
+                                       std::int32_t top, absl::Span<const std::uint32_t> mask = {});
 
 }  // namespace flotilla::worker

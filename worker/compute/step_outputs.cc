@@ -5,12 +5,19 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
 namespace flotilla::worker {
 namespace {
 
 // The most entries in the list of one request, which holds best tokens or candidates.
 constexpr std::int64_t kMostEntries =
     std::max<std::int64_t>(LogprobSpec::kMaxTop, BeamOptions::kMaxCandidates);
+
+// How long the first row of a step whose mask is not there waits for it. All others then do not
+// wait, so that a step is late by no more than this.
+constexpr absl::Duration kPatience = absl::Milliseconds(5);
 
 template <class T>
 void Put(const T& value, std::vector<std::byte>& metadata) {
@@ -68,6 +75,23 @@ bool GetPartial(absl::Span<const std::byte>& metadata, std::size_t subtrees, Row
          partial.stats.size() == subtrees && GetEntries(metadata, kMostEntries, partial.best);
 }
 
+// Longer ones are cut.
+void PutText(absl::string_view text, std::vector<std::byte>& metadata) {
+  text = text.substr(0, SequenceResult::kMaxReason);
+  Put(static_cast<std::uint32_t>(text.size()), metadata);
+  for (const char c : text) Put(c, metadata);
+}
+
+bool GetText(absl::Span<const std::byte>& metadata, std::string& text) {
+  std::uint32_t size = 0;
+  if (!Get(metadata, size) || size > SequenceResult::kMaxReason || size > metadata.size()) {
+    return false;
+  }
+  text.assign(reinterpret_cast<const char*>(metadata.data()), size);
+  metadata.remove_prefix(size);
+  return true;
+}
+
 // The position of sample `at` of an item.
 TokenPosition PositionOf(const Batch& batch, const BatchItem& item, std::uint32_t at) {
   const std::uint32_t first = item.row_begin + item.row_count - item.drafts;
@@ -97,11 +121,12 @@ StepOutputs::StepOutputs(const Batch& batch, const VocabularyShards& vocabulary,
     request.kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates;
     request.top = item.samples ? item.logprobs->output_top : std::int32_t(item.candidates);
     request.full_row = item.samples && NeedsFullRow(*item.sampling);
+    request.is_masked = item.samples && item.sampling->constraint;
     for (std::uint32_t at = 0; at <= item.drafts; ++at) want(first, at);
   }
 }
 
-void StepOutputs::AddRequests(const Batch& batch, Backend& backend, StepInputs& inputs) {
+void StepOutputs::AddRequests(const Batch& batch, OnHost on_host, StepInputs& inputs) {
   draws_.resize(requests_.size());
   const auto make_draw = [&](std::int64_t i) {
     const Request& wanted = requests_[i];
@@ -112,7 +137,7 @@ void StepOutputs::AddRequests(const Batch& batch, Backend& backend, StepInputs& 
   const auto penalises = [](const BatchItem& item) { return Penalises(*item.sampling); };
   const auto count = static_cast<std::int64_t>(requests_.size());
   if (std::any_of(batch.items.begin(), batch.items.end(), penalises)) {
-    backend.OnHost(count, make_draw);
+    on_host(count, make_draw);
   } else {
     for (std::int64_t i = 0; i < count; ++i) make_draw(i);
   }
@@ -137,22 +162,56 @@ void StepOutputs::AddRequests(const Batch& batch, Backend& backend, StepInputs& 
   }
 }
 
+std::vector<std::size_t> StepOutputs::ConstrainedItems(std::uint32_t rank, std::uint32_t ranks) {
+  std::vector<std::size_t> items;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    Request& request = requests_[i];
+    if (!request.is_masked || i % ranks != rank) continue;
+    const auto item = static_cast<std::size_t>(request.item);
+    if (items.empty() || items.back() != item) items.push_back(item);
+    request.mask_of = items.size() - 1;
+  }
+  refusals_.resize(items.empty() ? 0 : requests_.size());
+  return items;
+}
+
 void StepOutputs::TakeRow(int request, absl::Span<const float> logits) {
-  Store(requests_[request],
-        SampleRow(ops_, logits, vocabulary_.tokens(), draws_[request], requests_[request].top));
+  Request& wanted = requests_[request];
+  RowMask mask;
+  if (wanted.is_masked) {
+    mask =
+        masks_->Wait(wanted.mask_of, wanted.at, mask_was_late_ ? absl::ZeroDuration() : kPatience);
+    if (mask.state == RowMask::State::kLate) {
+      mask_was_late_ = true;
+      wanted.state = Request::State::kLate;
+      return;
+    }
+    if (mask.state == RowMask::State::kRefused) {
+      wanted.state = Request::State::kRefused;
+      refusals_[request] = std::move(mask.reason);
+      return;
+    }
+  }
+  Store(wanted,
+        SampleRow(ops_, logits, vocabulary_.tokens(), draws_[request], wanted.top, mask.allowed));
 }
 
 void StepOutputs::Store(Request& wanted, absl::StatusOr<SampledToken> token) {
-  wanted.failed = !token.ok();
-  if (wanted.failed) return;
+  if (!token.ok()) {
+    wanted.state = Request::State::kFailed;
+    return;
+  }
   ItemOutput& output = outputs_[wanted.item];
   const bool sample = wanted.kind == Request::Kind::kSample;
   (sample ? output.sampled : output.prompt)[wanted.at] = *std::move(token);
 }
 
 void StepOutputs::Store(Request& wanted, absl::StatusOr<std::vector<TopLogprob>> candidates) {
-  wanted.failed = !candidates.ok();
-  if (!wanted.failed) outputs_[wanted.item].candidates = *std::move(candidates);
+  if (!candidates.ok()) {
+    wanted.state = Request::State::kFailed;
+    return;
+  }
+  outputs_[wanted.item].candidates = *std::move(candidates);
 }
 
 void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
@@ -164,8 +223,9 @@ void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
       continue;
     }
     if (i % ranks != rank) continue;
-    Put(static_cast<std::uint8_t>(request.failed), metadata);
-    if (request.failed) continue;
+    Put(request.state, metadata);
+    if (request.state == Request::State::kRefused) PutText(refusals_[i], metadata);
+    if (request.state != Request::State::kDone) continue;
     PutToken(outputs_[request.item].sampled[request.at], metadata);
   }
 }
@@ -196,10 +256,27 @@ bool StepOutputs::ReadPartial(std::size_t i, std::uint32_t rank,
 }
 
 bool StepOutputs::ReadFullRow(Request& request, absl::Span<const std::byte>& metadata) {
-  std::uint8_t failed = 0;
-  if (!Get(metadata, failed)) return false;
-  request.failed = failed != 0;
-  return request.failed || GetToken(metadata, outputs_[request.item].sampled[request.at]);
+  if (!Get(metadata, request.state)) return false;
+  switch (request.state) {
+    case Request::State::kDone:
+      return GetToken(metadata, outputs_[request.item].sampled[request.at]);
+    case Request::State::kRefused: {
+      std::string reason;
+      if (!request.is_masked || !GetText(metadata, reason)) return false;
+      Refuse(request, std::move(reason));
+      return true;
+    }
+    case Request::State::kLate:
+      return request.is_masked;
+    case Request::State::kFailed:
+      return true;
+  }
+  return false;
+}
+
+void StepOutputs::Refuse(const Request& request, std::string reason) {
+  std::string& refused = outputs_[request.item].refused;
+  if (refused.empty()) refused = std::move(reason);
 }
 
 std::int64_t StepOutputs::MaxMetadataBytes(std::int64_t requests,
@@ -207,13 +284,20 @@ std::int64_t StepOutputs::MaxMetadataBytes(std::int64_t requests,
   constexpr std::int64_t kEntries = sizeof(std::uint32_t) + kMostEntries * sizeof(TopLogprob);
   constexpr std::int64_t kWhole = sizeof(std::uint8_t) + sizeof(TokenId) + sizeof(float) + kEntries;
   static_assert(sizeof(TopLogprob) == sizeof(kernels::TokenScore));
+  static_assert(sizeof(std::uint32_t) + SequenceResult::kMaxReason <= kEntries);
   const auto stats =
       static_cast<std::int64_t>(vocabulary.most_subtrees() * sizeof(kernels::SoftmaxStats));
   return requests * (kWhole + sizeof(kernels::TokenScore) + sizeof(std::uint32_t) + stats);
 }
 
+// A rank that is alone has not read its own refusals.
 absl::Span<const ItemOutput> StepOutputs::Finish() {
-  if (all_partials_.empty()) all_partials_ = std::move(own_partials_);
+  if (all_partials_.empty()) {
+    all_partials_ = std::move(own_partials_);
+    for (std::size_t i = 0; i < refusals_.size(); ++i) {
+      if (requests_[i].state == Request::State::kRefused) Refuse(requests_[i], refusals_[i]);
+    }
+  }
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     Request& request = requests_[i];
     if (request.full_row) continue;
@@ -224,9 +308,9 @@ absl::Span<const ItemOutput> StepOutputs::Finish() {
     }
   }
   for (const Request& request : requests_) {
-    if (!request.failed) continue;
+    if (request.state == Request::State::kDone) continue;
     ItemOutput& output = outputs_[request.item];
-    output.failed = true;
+    output.failed |= request.state != Request::State::kLate;
     if (request.kind == Request::Kind::kSample && request.at < output.sampled.size()) {
       output.sampled.resize(request.at);
     }

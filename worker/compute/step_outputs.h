@@ -6,16 +6,21 @@
 // sends the others what it got, as step metadata, and in the end all ranks have the same outputs.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/ops.h"
 #include "worker/compute/backend.h"
+#include "worker/compute/row_masks.h"
 #include "worker/compute/row_partials.h"
 #include "worker/compute/sampler.h"
 #include "worker/core/group_state.h"
@@ -29,8 +34,16 @@ class StepOutputs final : public RowReceiver {
   StepOutputs(const Batch& batch, const VocabularyShards& vocabulary, const kernels::Ops& ops);
 
   // Adds a request for each wanted row to the inputs of the step. `batch` is that of the
-  // constructor, and is not needed afterwards. Penalties are counted on the threads of `backend`.
-  void AddRequests(const Batch& batch, Backend& backend, StepInputs& inputs);
+  // constructor, and is not needed afterwards. Penalties are counted by `on_host`, which is
+  // Backend::OnHost.
+  using OnHost = absl::FunctionRef<void(std::int64_t, absl::FunctionRef<void(std::int64_t)>)>;
+  void AddRequests(const Batch& batch, OnHost on_host, StepInputs& inputs);
+
+  // The items, in order, of whose rows this one of the `ranks` that share them draws some under a
+  // constraint. Their masks are to be had from `masks`, which numbers them so. Call it before the
+  // inputs go to the backend, if there are such items.
+  std::vector<std::size_t> ConstrainedItems(std::uint32_t rank, std::uint32_t ranks);
+  void UseMasks(std::shared_ptr<RowMasks> masks) { masks_ = std::move(masks); }
 
   // Draws from a full row; any thread, several at a time.
   void TakeRow(int request, absl::Span<const float> logits) override;
@@ -58,10 +71,19 @@ class StepOutputs final : public RowReceiver {
     std::int32_t item;
     std::int32_t row = 0;  // of the batch
     Kind kind;
-    std::uint32_t at = 0;   // index among the prompt targets or the samples
-    bool failed = false;    // the row had no softmax
-    bool full_row = false;  // one rank draws from the whole row
-    std::int32_t top = 0;   // how many best tokens or candidates are listed
+    // Whether it has its token or candidates, and why not.
+    enum class State : std::uint8_t {
+      kDone,
+      kFailed,   // the row had no softmax
+      kLate,     // the mask of the constraint was late
+      kRefused,  // the constraint ends the sequence
+    };
+    std::uint32_t at = 0;  // index among the prompt targets or the samples
+    State state = State::kDone;
+    bool full_row = false;    // one rank draws from the whole row
+    bool is_masked = false;   // it draws under a constraint
+    std::size_t mask_of = 0;  // the number of the item for RowMasks
+    std::int32_t top = 0;     // how many best tokens or candidates are listed
   };
 
   // Puts a token, or candidates, where the request wants them.
@@ -71,12 +93,17 @@ class StepOutputs final : public RowReceiver {
   // does not fit the request.
   bool ReadPartial(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& metadata);
   bool ReadFullRow(Request& request, absl::Span<const std::byte>& metadata);
+  // Keeps why the constraint of an item ends it: the reason of its first row that is refused.
+  void Refuse(const Request& request, std::string reason);
 
   const VocabularyShards& vocabulary_;
   const kernels::Ops& ops_;
   std::vector<Request> requests_;    // ascending rows
   std::vector<ItemOutput> outputs_;  // one per item
   std::vector<TokenDraw> draws_;     // by request; used by full rows
+  std::shared_ptr<RowMasks> masks_;  // of those that draw under a constraint
+  std::atomic<bool> mask_was_late_{false};
+  std::vector<std::string> refusals_;  // by request; of those that are refused
   // Of the requests without a full row: this rank's partials, and those read from the metadata of
   // all ranks.
   std::vector<RowPartial> own_partials_, all_partials_;

@@ -504,7 +504,12 @@ std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId
   auto outputs = std::make_unique<StepOutputs>(batch, *vocabulary_, host_ops_);
   StepInputs inputs = MakeStepInputs(batch);
   inputs.granted = std::move(granted);
-  if (last_stage()) outputs->AddRequests(batch, *backend_, inputs);
+  if (last_stage()) {
+    const auto on_host = [this](std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) {
+      backend_->OnHost(count, fn);
+    };
+    outputs->AddRequests(batch, on_host, inputs);
+  }
   decoder_->Start(std::move(inputs), outputs.get());
   return outputs;
 }
