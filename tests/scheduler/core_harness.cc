@@ -48,6 +48,13 @@ StepResult CoreHarness::Answer() {
     for (std::uint32_t at = 0; item.samples && at <= item.drafts; ++at) {
       output.sampled.push_back({.token = token_of(item, item.output_index + at)});
     }
+    if (mask_of != nullptr && item.samples && item.sampling->constraint) {
+      if (const std::optional<std::string> trouble = mask_of(item)) {
+        output.sampled.clear();
+        output.failed = !trouble->empty();
+        output.refused = *trouble;
+      }
+    }
     // The candidates of an invented model: tokens after the last token.
     for (std::uint32_t i = 0; i < item.candidates; ++i) {
       const TokenId last = batch->tokens[item.row_begin + item.row_count - 1];
