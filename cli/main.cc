@@ -26,6 +26,7 @@
 #include "common/obs/printable.h"
 #include "common/rt/allocator.h"
 #include "common/rt/descriptors.h"
+#include "worker/constraint/compile_child.h"
 
 namespace flotilla::cli {
 namespace {
@@ -116,6 +117,10 @@ int Main(int argc, char** argv) {
       app.add_subcommand("exec", "Run a command on a host through its flotilla node")->group("");
   AddExecFlags(*exec, &exec_flags);
 
+  // A worker starts this command.
+  CLI::App* compile =
+      app.add_subcommand("compile-constraints", "Compile grammars for a worker")->group("");
+
   std::string inspect_path, inspect_quantize = "none";
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a model file or folder holds");
   inspect->add_option("model", inspect_path, "The GGUF file, or the Hugging Face folder.")
@@ -167,6 +172,7 @@ int Main(int argc, char** argv) {
     const absl::StatusOr<int> code = RunExec(exec_flags, exec->remaining());
     return code.ok() ? *code : Report(code.status());
   }
+  if (compile->parsed()) return Report(worker::RunCompileChild());
   if (quantize->parsed()) return Report(RunQuantize(quantize_flags));
   if (simulate->parsed()) return Report(RunSimulate(simulate_flags));
   if (top->parsed()) return Report(RunTop(top_flags));

@@ -1,6 +1,6 @@
 # Target xgrammar: the C++ core of XGrammar, which compiles grammars and makes the masks of structured
 # output. Its sources come from its package of PyPI; its own build, its bindings and its tests are
-# left out.
+# left out. In place of grammar_matcher.cc there is a source that includes it and adds a function.
 
 set(FLOTILLA_XGRAMMAR "" CACHE PATH "Folder with XGrammar's sources; by default scripts/fetch_xgrammar fetches them")
 set(source ${FLOTILLA_XGRAMMAR})
@@ -10,15 +10,16 @@ if(NOT source)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/scripts/fetch_xgrammar)
 endif()
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${source}/cpp/*.cc)
-list(FILTER sources EXCLUDE REGEX "/cpp/tvm_ffi/")  # bindings of Python
+list(FILTER sources EXCLUDE REGEX "/cpp/(tvm_ffi/|grammar_matcher.cc)")
 if(NOT sources)
   message(FATAL_ERROR "FLOTILLA_XGRAMMAR is ${FLOTILLA_XGRAMMAR}, but that folder has no cpp/*.cc. "
     "It must be the unpacked source package of XGrammar.")
 endif()
 
-add_library(xgrammar STATIC ${sources})
-target_include_directories(xgrammar SYSTEM PUBLIC
-  ${source}/include ${source}/3rdparty/dlpack/include PRIVATE ${source}/3rdparty/picojson)
+set(own ${PROJECT_SOURCE_DIR}/cmake/xgrammar)
+add_library(xgrammar STATIC ${sources} ${own}/matcher_bytes.cc)
+target_include_directories(xgrammar SYSTEM PUBLIC ${own} ${source}/include ${source}/3rdparty/dlpack/include
+  PRIVATE ${source}/cpp ${source}/3rdparty/picojson)
 target_compile_definitions(xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0)
 # Errors name source files, which must not depend on where these lie.
 target_compile_options(xgrammar PRIVATE -w -fmacro-prefix-map=${source}/cpp/=)

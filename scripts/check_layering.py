@@ -20,7 +20,7 @@ LIBRARIES = {
     "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
     "openssl": "openssl", "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
     "boost/context": "fibers", "cuda_runtime.h": "cuda", "cuda_runtime_api.h": "cuda",
-    "nccl.h": "cuda",
+    "nccl.h": "cuda", "xgrammar": "xgrammar", "matcher_bytes.h": "xgrammar",
 }
 
 # Pure folders have only values and pure functions. These includes would let a core see
@@ -80,8 +80,11 @@ FOLDERS = {
     # The model's graph. It sees no kernel, thread or device.
     "worker/compute/decoder": Folder(may=("worker/core", "worker/comm", "worker/compute", "model",
                                           "common/types"), libs=("absl",), pure=True),
-    "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/device",
-                               "worker/group", "model", "kernels", "proto/codec") + COMMON,
+    # Grammars of structured output.
+    "worker/constraint": Folder(may=("worker/group", "model") + COMMON,
+                                libs=("absl", "system", "xgrammar")),
+    "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/constraint",
+                               "worker/device", "worker/group", "model", "kernels", "proto/codec") + COMMON,
                           libs=("absl", "mpi", "xxhash", "system")),
     # Makes models: it runs layers on the backend of CPUs, and writes what model/ reads.
     "quantize": Folder(may=("worker/core", "worker/comm", "worker/compute", "model", "kernels") + COMMON,

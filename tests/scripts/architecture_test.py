@@ -10,7 +10,7 @@ ROW = re.compile(r"^\| ([^|]+\?) \| `([^`|]+)/` \| `([^`|]+)` \|$", re.M)
 QUESTIONS = ("stop string", "sampler", "KV block freed", "metric added", "flag added",
              "request parameter", "preempted request", "HTTP route", "RPC", "weight format added",
              "packed kind added", "architecture added", "container", "op added", "part of a layer",
-             "backend added", "collective added", "KV type added")
+             "backend added", "collective added", "KV type added", "kind of grammar")
 
 
 class WhereIs(unittest.TestCase):

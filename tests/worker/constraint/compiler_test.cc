@@ -1,0 +1,214 @@
+// Constraints that are compiled by a real process, and what becomes of those that harm it.
+#include "worker/constraint/compiler.h"
+
+#include "common/rt/clock.h"
+#include "tests/support/manual_clock.h"
+#include "tests/worker/constraint/room.h"
+#include "tests/worker/constraint/small_vocabulary.h"
+
+namespace flotilla::worker {
+namespace {
+
+class CompilerTest : public ::testing::Test {
+ protected:
+  void Start(CompilerOptions options) {
+    const ConstraintVocabulary words = SmallVocabulary();
+    compiler_ = std::make_unique<GrammarCompiler>(
+        std::move(options), words, *GrammarVocabulary::Create(words), clock_, [this] {
+          absl::MutexLock lock(&mu_);
+          ++done_;
+        });
+  }
+  absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const Constraint& constraint) {
+    const auto entry = compiler_->Get(constraint);
+    Await(*entry);
+    return compiler_->GrammarOf(*entry);
+  }
+  void Await(const GrammarCompiler::Entry& entry) {
+    AwaitThat([&] { return compiler_->IsDone(entry); });
+  }
+
+  testing::ManualClock clock_;
+  absl::Mutex mu_;
+  int done_ = 0;
+  std::unique_ptr<GrammarCompiler> compiler_;
+};
+
+TEST_F(CompilerTest, StartsNothingBeforeTheFirstConstraint) {
+  Start(SmallCompiler());
+  EXPECT_EQ(CompileProcessId(), 0);
+  EXPECT_TRUE(Compile(Regex("a+")).ok());
+  const pid_t process = CompileProcessId();
+  EXPECT_NE(process, 0);
+  EXPECT_TRUE(Compile(Regex("b+")).ok());
+  EXPECT_EQ(CompileProcessId(), process);
+  EXPECT_EQ(getpriority(PRIO_PROCESS, process), 19);
+  // It has no descriptor but its socket and the standard ones.
+  int descriptors = 0;
+  for ([[maybe_unused]] const auto& fd :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/fd")) {
+    ++descriptors;
+  }
+  EXPECT_EQ(descriptors, 4);
+  compiler_.reset();
+  EXPECT_EQ(CompileProcessId(), 0);
+}
+
+TEST_F(CompilerTest, KeepsGrammarsAndRefusals) {
+  Start(SmallCompiler());
+  const auto first = Compile(Regex("a+"));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(*Compile(Regex("a+")), *first);
+  const auto refused = Compile(Regex("("));
+  EXPECT_EQ(refused.status(),
+            absl::InvalidArgumentError("The grammar is refused: Regex parsing error at position 2: "
+                                       "The parenthesis is not closed."));
+  clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Hours(10)));
+  EXPECT_EQ(Compile(Regex("(")).status(), refused.status());
+  EXPECT_NE(*Compile({Constraint::Kind::kGrammar, "root ::= \"a\""}), *first);
+  absl::MutexLock lock(&mu_);
+  EXPECT_EQ(done_, 3);
+}
+
+TEST_F(CompilerTest, RefusesSlowConstraintsForAWhile) {
+  Start(SmallCompiler());
+  const auto slow = Compile(SlowConstraint());
+  EXPECT_EQ(slow.status(),
+            absl::AbortedError("The grammar is refused: it takes more than 100 ms to compile"));
+  EXPECT_TRUE(Compile(Regex("a+")).ok());  // in another process
+  const pid_t process = CompileProcessId();
+  EXPECT_EQ(Compile(SlowConstraint()).status(), slow.status());
+  clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Minutes(10)) - 1);
+  EXPECT_EQ(Compile(SlowConstraint()).status(), slow.status());
+  EXPECT_EQ(CompileProcessId(), process);
+  clock_.AdvanceNs(1);
+  EXPECT_EQ(Compile(SlowConstraint()).status(), slow.status());
+  EXPECT_NE(CompileProcessId(), process);  // it was tried again
+}
+
+TEST_F(CompilerTest, RefusesConstraintsThatTakeTooMuchMemory) {
+  CompilerOptions options = SmallCompiler();
+  options.limits.cpu_us = 60'000'000;
+  options.limits.memory_bytes = 24u << 20;
+  Start(options);
+  const absl::Status status = Compile(LargeConstraint()).status();
+  EXPECT_EQ(status, absl::ResourceExhaustedError(
+                        "The grammar is refused: it takes too much memory to compile"));
+  EXPECT_TRUE(Compile(Regex("a+")).ok());
+}
+
+TEST_F(CompilerTest, RefusesWhatCrashesTheProcess) {
+  CompilerOptions options = SmallCompiler();
+  options.limits.cpu_us = 60'000'000;
+  options.limits.memory_bytes = 1u << 30;
+  Start(options);
+  ASSERT_TRUE(Compile(Regex("a+")).ok());
+  const pid_t process = CompileProcessId();
+  const long before = CpuTicks(process);
+  const auto entry = compiler_->Get(SlowConstraint());
+  const auto next = compiler_->Get(Regex("b+"));
+  AwaitThat([&] { return CpuTicks(process) > before + 2; });
+  kill(process, SIGSEGV);
+  Await(*entry);
+  EXPECT_EQ(compiler_->GrammarOf(*entry).status(),
+            absl::AbortedError("The grammar is refused: it crashes the process that compiles it"));
+  Await(*next);
+  EXPECT_TRUE(compiler_->GrammarOf(*next).ok());
+}
+
+TEST_F(CompilerTest, BlamesNobodyForAProcessThatDiedIdle) {
+  Start(SmallCompiler());
+  ASSERT_TRUE(Compile(Regex("a+")).ok());
+  kill(CompileProcessId(), SIGKILL);
+  AwaitThat([] { return CompileProcessId() == 0; });
+  EXPECT_TRUE(Compile(Regex("b+")).ok());
+}
+
+TEST_F(CompilerTest, SaysThatTheProcessCannotBeStarted) {
+  CompilerOptions options = SmallCompiler();
+  options.program = "/nonexistent/flotilla";
+  Start(options);
+  EXPECT_EQ(Compile(Regex("a+")).status().code(), absl::StatusCode::kUnavailable);
+  options.program = "/bin/false";
+  Start(options);
+  EXPECT_EQ(Compile(Regex("a+")).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(CompilerTest, HasABoundedQueue) {
+  CompilerOptions options = SmallCompiler();
+  options.queue = 2;
+  options.limits.cpu_us = 60'000'000;
+  Start(options);
+  std::vector<std::shared_ptr<const GrammarCompiler::Entry>> entries;
+  for (int i = 0; i < 4; ++i) entries.push_back(compiler_->Get(SlowConstraint(i)));
+  // The first may already be in the process.
+  EXPECT_FALSE(compiler_->IsDone(*entries[0]));
+  ASSERT_TRUE(compiler_->IsDone(*entries[3]));
+  EXPECT_EQ(compiler_->GrammarOf(*entries[3]).status(),
+            absl::ResourceExhaustedError("The grammar is refused: 2 others wait to be compiled"));
+  compiler_.reset();  // does not wait for them
+}
+
+TEST_F(CompilerTest, GivesUpWhatWaitsTooLong) {
+  Start(SmallCompiler());
+  const auto slow = compiler_->Get(SlowConstraint());
+  const auto next = compiler_->Get(Regex("a+"));
+  clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Seconds(10)));
+  Await(*next);
+  EXPECT_EQ(compiler_->GrammarOf(*next).status(),
+            absl::DeadlineExceededError("The grammar is refused: it was not compiled within 10s"));
+  EXPECT_TRUE(Compile(Regex("a+")).ok());  // it was not the grammar's fault
+}
+
+TEST_F(CompilerTest, DropsWhatWasNotUsedForTheLongest) {
+  CompilerOptions options = SmallCompiler();
+  options.cache_bytes = 20'000;
+  Start(options);
+  const auto first = *Compile(Regex("0+"));
+  std::shared_ptr<const Grammar> last;
+  for (int i = 1; i <= 10; ++i) {
+    last = *Compile(Regex(absl::StrCat("[a-z]{1,20}", i)));
+    EXPECT_EQ(*Compile(Regex("0+")), first);
+    EXPECT_LE(compiler_->cached_bytes(), 20'000u);
+  }
+  EXPECT_GT(compiler_->cached_bytes(), 10'000u);
+  EXPECT_EQ(*Compile(Regex("[a-z]{1,20}10")), last);
+  for (int i = 1; i < 10; ++i) ASSERT_TRUE(Compile(Regex(absl::StrCat("[a-z]{1,20}", i))).ok());
+  EXPECT_NE(*Compile(Regex("0+")), first);  // it was compiled again
+}
+
+TEST_F(CompilerTest, RefusesLongTexts) {
+  Start(SmallCompiler());
+  EXPECT_EQ(Compile(Regex(std::string(Constraint::kMaxBytes + 1, 'a'))).status(),
+            absl::InvalidArgumentError("The grammar is refused: it has more than 65536 bytes"));
+  EXPECT_EQ(CompileProcessId(), 0);
+}
+
+TEST_F(CompilerTest, SleepsWhenThereIsNothingToDo) {
+  Start(SmallCompiler());
+  ASSERT_TRUE(Compile(Regex("a+")).ok());
+  const pid_t process = CompileProcessId();
+  // It sleeps in recv, and is waked only by the next constraint.
+  const auto state = [&] {
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+    std::string word;
+    file >> word >> word >> word;
+    return word;
+  };
+  AwaitThat([&] { return state() == "S"; });
+  const auto switches = [&] {
+    std::ifstream file("/proc/" + std::to_string(process) + "/status");
+    long count = -1;
+    for (std::string word; count < 0 && file >> word;) {
+      if (word == "voluntary_ctxt_switches:") file >> count;
+    }
+    return count;
+  };
+  const long before = switches();
+  const absl::Time end = absl::Now() + absl::Milliseconds(100);
+  AwaitThat([&] { return absl::Now() > end; });
+  EXPECT_EQ(switches(), before);
+}
+
+}  // namespace
+}  // namespace flotilla::worker

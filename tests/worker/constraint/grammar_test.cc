@@ -1,0 +1,265 @@
+// Masks of grammars of each kind, against what the tokens' bytes and enumerated languages allow.
+#include "worker/constraint/grammar.h"
+
+#include <random>
+#include <set>
+
+#include "tests/worker/constraint/small_vocabulary.h"
+
+namespace flotilla::worker {
+namespace {
+
+using Kind = Constraint::Kind;
+
+class GrammarTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<const Grammar> Compile(Kind kind, const std::string& text) {
+    const absl::StatusOr<std::string> compiled =
+        CompileConstraint({kind, text}, *vocabulary_, 1 << 24);
+    EXPECT_TRUE(compiled.ok()) << compiled.status() << " of " << text;
+    if (!compiled.ok()) return nullptr;
+    const auto grammar = Grammar::Read(*compiled, vocabulary_);
+    EXPECT_TRUE(grammar.ok()) << grammar.status();
+    return grammar.ok() ? *grammar : nullptr;
+  }
+  absl::Status Refusal(Kind kind, const std::string& text) {
+    return CompileConstraint({kind, text}, *vocabulary_, 1 << 24).status();
+  }
+  std::vector<std::uint32_t> Mask(GrammarMatcher& matcher) {
+    std::vector<std::uint32_t> mask(vocabulary_->mask_words(), ~0u);
+    matcher.Fill(absl::MakeSpan(mask));
+    return mask;
+  }
+  // The tokens whose bits are set.
+  std::vector<TokenId> Allowed(GrammarMatcher& matcher) {
+    const std::vector<std::uint32_t> mask = Mask(matcher);
+    std::vector<TokenId> tokens;
+    for (std::size_t i = 0; i < mask.size() * 32; ++i) {
+      if (Has(mask, static_cast<TokenId>(i))) tokens.push_back(static_cast<TokenId>(i));
+    }
+    return tokens;
+  }
+  // Walks through a grammar by random allowed tokens. At each place each token must be allowed if,
+  // and only if, its bytes are accepted one by one. Returns the text if it ends within `most`
+  // tokens.
+  std::string WalkAndCheck(const std::shared_ptr<const Grammar>& grammar, std::mt19937& random,
+                           int most) {
+    GrammarMatcher matcher(grammar);
+    std::string text;
+    for (int step = 0; step < most; ++step) {
+      const std::vector<std::uint32_t> mask = Mask(matcher);
+      std::vector<TokenId> allowed;
+      for (std::size_t i = 0; i < words_.tokens.size(); ++i) {
+        const auto token = static_cast<TokenId>(i);
+        GrammarMatcher other = matcher.Fork();
+        bool follows = true;
+        for (const TokenId byte : Bytes(words_.tokens[i])) follows = follows && other.Accept(byte);
+        if (words_.tokens[i].empty()) follows = other.Accept(token);
+        EXPECT_EQ(Has(mask, token), follows)
+            << "token " << token << " '" << words_.tokens[i] << "' after '" << text << "'";
+        if (Has(mask, token)) allowed.push_back(token);
+      }
+      if (allowed.empty()) break;
+      const TokenId next = allowed[random() % allowed.size()];
+      EXPECT_TRUE(matcher.Accept(next));
+      text += words_.tokens[next];
+      if (words_.stops[0] == next) {
+        EXPECT_EQ(Allowed(matcher), words_.stops);
+        return text;
+      }
+    }
+    return "";
+  }
+
+  const ConstraintVocabulary words_ = SmallVocabulary();
+  const std::shared_ptr<const GrammarVocabulary> vocabulary_ = *GrammarVocabulary::Create(words_);
+};
+
+TEST_F(GrammarTest, AllowsWhatBytesAllow) {
+  std::mt19937 random(7);
+  const std::pair<Kind, const char*> grammars[] = {
+      {Kind::kJsonSchema, R"({"type":"object","properties":{"name":{"type":"string"},)"
+                          R"("a":{"type":["integer","null"]}},"required":["name"]})"},
+      {Kind::kJsonSchema, R"({"type":"array","items":{"enum":[true,false,null,1.5,"é€"]}})"},
+      {Kind::kJsonSchema, "{}"},
+      {Kind::kJsonSchema, R"({"type":"array","items":{"$ref":"#"}})"},
+      {Kind::kRegex, "(ab|ba|c)+[^x]{0,3}"},
+      {Kind::kRegex, "(a|b)*abb"},
+      {Kind::kGrammar, "root ::= \"[\" (item (\",\" item)*)? \"]\"\nitem ::= [a-c]+ | root"},
+      {Kind::kGrammar, "root ::= root \"a\" | \"b\" | root root \"c\""},
+      {Kind::kStructuralTag,
+       R"({"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<f"],"tags":[)"
+       R"({"type":"tag","begin":"<f>","content":{"type":"regex","pattern":"[ab]+"},"end":"</f>"}]}})"},
+  };
+  for (const auto& [kind, text] : grammars) {
+    const std::shared_ptr<const Grammar> grammar = Compile(kind, text);
+    ASSERT_NE(grammar, nullptr);
+    for (int i = 0; i < 4; ++i) WalkAndCheck(grammar, random, 30);
+    if (HasFailure()) FAIL() << text;
+  }
+}
+
+TEST_F(GrammarTest, AllowsExactlyALanguage) {
+  // All words of the language, found without a grammar.
+  std::set<std::string> words;
+  for (const std::string first : {"ab", "ba", "c"}) {
+    for (const std::string second : {"", "ab", "ba", "c"})
+      words.insert(first + second + "\xc3\xa9");
+  }
+  const auto begins_word = [&](const std::string& text) {
+    const auto at = words.lower_bound(text);
+    return at != words.end() && at->starts_with(text);
+  };
+  const std::pair<Kind, const char*> grammars[] = {
+      {Kind::kRegex, "(ab|ba|c){1,2}é"},
+      {Kind::kGrammar, "root ::= w w? \"é\"\nw ::= \"ab\" | \"ba\" | \"c\""},
+      {Kind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"regex",)"
+                             R"("pattern":"(ab|ba|c)(ab|ba|c)?é"}})"},
+  };
+  for (const auto& [kind, text] : grammars) {
+    const std::shared_ptr<const Grammar> grammar = Compile(kind, text);
+    ASSERT_NE(grammar, nullptr);
+    // From each beginning, by the tokens that may follow.
+    std::vector<std::pair<std::string, GrammarMatcher>> places;
+    places.emplace_back("", GrammarMatcher(grammar));
+    std::size_t checked = 0;
+    while (!places.empty()) {
+      auto [begin, matcher] = std::move(places.back());
+      places.pop_back();
+      const std::vector<std::uint32_t> mask = Mask(matcher);
+      for (std::size_t i = 0; i < words_.tokens.size(); ++i, ++checked) {
+        const auto token = static_cast<TokenId>(i);
+        if (words_.tokens[i].empty()) {
+          EXPECT_EQ(Has(mask, token), token == words_.stops[0] && words.contains(begin));
+          continue;
+        }
+        const bool follows = begins_word(begin + words_.tokens[i]);
+        ASSERT_EQ(Has(mask, token), follows)
+            << text << ": '" << words_.tokens[i] << "' after '" << begin << "'";
+        if (!follows) continue;
+        places.emplace_back(begin + words_.tokens[i], matcher.Fork());
+        ASSERT_TRUE(places.back().second.Accept(token));
+      }
+    }
+    EXPECT_GT(checked, 10 * words_.tokens.size());
+  }
+}
+
+TEST_F(GrammarTest, AllowsOnlyStopsAfterAStop) {
+  GrammarMatcher matcher(Compile(Kind::kRegex, "a"));
+  EXPECT_FALSE(matcher.Accept(257));
+  ASSERT_TRUE(matcher.Accept('a'));
+  EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{257});
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(matcher.Accept(257));
+    EXPECT_FALSE(matcher.Accept('a'));
+    EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{257});
+  }
+  matcher.Rollback(2);  // one stop token is left
+  EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{257});
+  matcher.Rollback(2);
+  EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{'a'});
+}
+
+TEST_F(GrammarTest, RefusesOtherTokens) {
+  GrammarMatcher matcher(Compile(Kind::kRegex, ".*"));
+  for (const TokenId token : {-1, 256, static_cast<int>(words_.tokens.size()), 1 << 30}) {
+    EXPECT_FALSE(matcher.Accept(token)) << token;
+  }
+  EXPECT_TRUE(matcher.Accept('x'));
+  EXPECT_FALSE(GrammarVocabulary::Create({.tokens = {"a"}, .stops = {1}}).ok());
+}
+
+TEST_F(GrammarTest, ControlTokensStayForbidden) {
+  // The grammar names a control token by its number.
+  const absl::StatusOr<std::string> compiled =
+      CompileConstraint({Kind::kGrammar, "root ::= Token(256) | \"a\""}, *vocabulary_, 1 << 24);
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  GrammarMatcher matcher(*Grammar::Read(*compiled, vocabulary_));
+  EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{'a'});
+}
+
+TEST_F(GrammarTest, SaysWhyItRefuses) {
+  const std::tuple<Kind, std::string, std::string> cases[] = {
+      {Kind::kJsonSchema, "{", ""},
+      {Kind::kJsonSchema, R"({"type":"foo"})", "Unsupported type \"foo\""},
+      {Kind::kJsonSchema, R"({"type":"integer","multipleOf":99991})",
+       "multipleOf for type:integer must be > 0 and <= 1024; ignoring multipleOf"},
+      {Kind::kRegex, "(", "Regex parsing error at position 2: The parenthesis is not closed."},
+      {Kind::kRegex, "(?=a)b", ""},
+      {Kind::kRegex, "\xff\xfe", "The regex is not a valid UTF-8 string."},
+      {Kind::kGrammar, "x ::= \"a\"",
+       "EBNF parser error at line 1, column 1: The root rule with name \"root\" is not found"},
+      {Kind::kGrammar, "root ::= \"\xff\"",
+       "EBNF lexer error at line 1, column 11: Invalid UTF8 sequence"},
+      {Kind::kGrammar, "root ::= x\nx ::=", ""},
+      {Kind::kGrammar, "root ::= a\na[max_tokens=3] ::= [a-z]*",
+       "max_tokens, max_chars and temperature of a rule are not supported"},
+      {Kind::kStructuralTag, "[]", ""},
+  };
+  for (const auto& [kind, text, words] : cases) {
+    const absl::Status status = Refusal(kind, text);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    if (!words.empty()) {
+      EXPECT_EQ(std::string(status.message()), words) << text;
+    }
+    EXPECT_FALSE(status.message().empty());
+    EXPECT_LE(status.message().size(), 200u);
+    EXPECT_EQ(status.message().find('\n'), absl::string_view::npos);
+    EXPECT_EQ(status.message().find("xgrammar"), absl::string_view::npos) << status;
+    EXPECT_EQ(status.message().find(".cc:"), absl::string_view::npos) << status;
+  }
+}
+
+TEST_F(GrammarTest, RefusesLongTextsOfGrammars) {
+  const absl::Status status =
+      CompileConstraint({Kind::kRegex, "a{1,1000}b{1,1000}"}, *vocabulary_, 1000).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+TEST_F(GrammarTest, RefusesWhatWasCompiledForOthers) {
+  const auto compiled = CompileConstraint({Kind::kRegex, "a"}, *vocabulary_, 1 << 24);
+  ASSERT_TRUE(compiled.ok());
+  ConstraintVocabulary other = words_;
+  other.tokens.push_back("more");
+  EXPECT_FALSE(Grammar::Read(*compiled, *GrammarVocabulary::Create(other)).ok());
+  EXPECT_FALSE(Grammar::Read("{}", vocabulary_).ok());
+  EXPECT_FALSE(Grammar::Read("", vocabulary_).ok());
+}
+
+TEST_F(GrammarTest, HostileConstraintsEnd) {
+  const std::string deep(100000, '[');
+  const std::pair<Kind, std::string> cases[] = {
+      {Kind::kJsonSchema, deep},
+      {Kind::kJsonSchema, R"({"a":)" + deep},
+      {Kind::kRegex, std::string(100000, '(')},
+      {Kind::kGrammar, "root ::= " + std::string(100000, '(')},
+      {Kind::kStructuralTag, deep},
+  };
+  for (const auto& [kind, text] : cases) {
+    EXPECT_EQ(Refusal(kind, text).code(), absl::StatusCode::kInvalidArgument) << text.substr(0, 20);
+  }
+  std::mt19937 random(3);
+  for (const auto& [kind, text] : {std::pair(Kind::kGrammar, "root ::= \"a\"{1,1000000}"),
+                                   std::pair(Kind::kRegex, "(a{1,1000}){1,1000}"),
+                                   std::pair(Kind::kGrammar, "root ::= root root root | \"\""),
+                                   std::pair(Kind::kJsonSchema, R"({"$ref":"#"})"),
+                                   std::pair(Kind::kGrammar, "root ::= \"\"")}) {
+    WalkAndCheck(Compile(kind, text), random, 5);
+  }
+}
+
+TEST_F(GrammarTest, SizesGrowWithTheSquareForSomeGrammars) {
+  GrammarMatcher matcher(Compile(Kind::kGrammar, "root ::= \"a\" root \"a\" | \"a\""));
+  std::size_t before = 0;
+  for (int length = 100; length <= 400; length *= 2) {
+    for (int i = length / 2; i < length; ++i) ASSERT_TRUE(matcher.Accept('a'));
+    if (before != 0) {
+      EXPECT_GT(matcher.bytes(), 3 * before);
+    }
+    before = matcher.bytes();
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::worker

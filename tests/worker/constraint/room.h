@@ -1,0 +1,71 @@
+// What tests of the compiler and of masks share: the program that compiles, its process, and
+// hostile constraints.
+#pragma once
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "common/types/constraint.h"
+#include "worker/constraint/compiler.h"
+
+namespace flotilla::worker {
+
+inline CompilerOptions SmallCompiler() {
+  CompilerOptions options;
+  options.program = FLOTILLA_PROGRAM;
+  options.limits.cpu_us = 100'000;
+  options.limits.memory_bytes = 512u << 20;
+  return options;
+}
+
+inline Constraint Regex(const std::string& text) { return {Constraint::Kind::kRegex, text}; }
+
+// It takes minutes.
+inline Constraint SlowConstraint(int number = 0) {
+  std::string text = std::to_string(number);
+  for (int i = 0; i < 20; ++i) text += "[\\u0000-\\U0010ffff]{1,500}(x|y)*";
+  return Regex(text);
+}
+
+// It takes 600 MB.
+inline Constraint LargeConstraint() {
+  return {Constraint::Kind::kGrammar, "root ::= [^a]{0,3000} [^b]{0,3000}"};
+}
+
+// The process of the compiler, or 0. There is one at most in a test.
+inline pid_t CompileProcessId() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream children(task.path() / "children");
+    for (pid_t child = 0; children >> child;) {
+      std::ifstream state("/proc/" + std::to_string(child) + "/stat");
+      std::string word;
+      state >> word >> word >> word;
+      if (word != "Z") return child;
+    }
+  }
+  return 0;
+}
+
+// The processor time of a process, in ticks of 10 ms.
+inline long CpuTicks(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string word;
+  for (int i = 0; i < 13; ++i) file >> word;
+  long user = 0, system = 0;
+  file >> user >> system;
+  return user + system;
+}
+
+// Waits until `done()`.
+template <typename Done>
+void AwaitThat(Done done) {
+  while (!done()) std::this_thread::yield();
+}
+
+}  // namespace flotilla::worker

@@ -1,0 +1,165 @@
+#include "worker/constraint/compiler.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla::worker {
+namespace {
+
+constexpr std::size_t kEntryBytes = 512;  // an entry with its places in list and map
+
+// A message of at most 160 bytes.
+absl::Status Refusal(absl::StatusCode code, absl::string_view reason) {
+  constexpr std::size_t kMost = 160;
+  std::string message = absl::StrCat("The grammar is refused: ", reason);
+  if (message.size() > kMost) {
+    std::size_t end = kMost - 3;
+    while ((message[end] & 0xc0) == 0x80) --end;  // no part of a character stays
+    message = message.substr(0, end) + "...";
+  }
+  return absl::Status(code, message);
+}
+
+}  // namespace
+
+GrammarCompiler::GrammarCompiler(CompilerOptions options, ConstraintVocabulary vocabulary,
+                                 std::shared_ptr<const GrammarVocabulary> grammars,
+                                 const Clock& clock, std::function<void()> on_done)
+    : options_(std::move(options)),
+      grammars_(std::move(grammars)),
+      clock_(clock),
+      on_done_(std::move(on_done)),
+      process_(options_.program, {options_.limits, std::move(vocabulary)}) {}
+
+GrammarCompiler::~GrammarCompiler() {
+  std::thread thread;
+  {
+    absl::MutexLock lock(&mu_);
+    stops_ = true;
+    thread.swap(thread_);
+  }
+  process_.Stop();
+  if (thread.joinable()) thread.join();
+}
+
+std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constraint& constraint) {
+  const std::int64_t now_ns = clock_.NowNs();
+  absl::MutexLock lock(&mu_);
+  if (const auto found = by_key_.find(Key(constraint.kind, constraint.text));
+      found != by_key_.end()) {
+    const Entries::iterator at = found->second;
+    if (!(*at)->done_ || now_ns < (*at)->until_ns_) {
+      entries_.splice(entries_.begin(), entries_, at);
+      return *at;
+    }
+    Remove(at);
+  }
+  auto entry = std::make_shared<Entry>(constraint, now_ns);
+  if (constraint.text.size() > Constraint::kMaxBytes) {
+    entry->grammar_ = Refusal(absl::StatusCode::kInvalidArgument,
+                              absl::StrCat("it has more than ", Constraint::kMaxBytes, " bytes"));
+    entry->done_ = true;
+    return entry;
+  }
+  if (queue_.size() >= options_.queue || stops_) {
+    entry->grammar_ = Refusal(absl::StatusCode::kResourceExhausted,
+                              absl::StrCat(options_.queue, " others wait to be compiled"));
+    entry->done_ = true;
+    return entry;
+  }
+  entry->bytes_ = kEntryBytes + constraint.text.size();
+  bytes_ += entry->bytes_;
+  entries_.push_front(entry);
+  by_key_.emplace(Key(entry->constraint.kind, entry->constraint.text), entries_.begin());
+  MakeRoom();
+  queue_.push_back(entry);
+  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
+  return entry;
+}
+
+bool GrammarCompiler::IsDone(const Entry& entry) const {
+  absl::MutexLock lock(&mu_);
+  return entry.done_;
+}
+
+absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::GrammarOf(
+    const Entry& entry) const {
+  absl::MutexLock lock(&mu_);
+  return entry.grammar_;
+}
+
+std::size_t GrammarCompiler::cached_bytes() const {
+  absl::MutexLock lock(&mu_);
+  return bytes_;
+}
+
+void GrammarCompiler::Loop() {
+  while (true) {
+    std::shared_ptr<Entry> entry;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(this, &GrammarCompiler::HasWorkOrStops));
+      if (stops_) return;
+      entry = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    Finish(entry, Compile(*entry));
+    on_done_();
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const Entry& entry) {
+  const absl::Duration patience =
+      options_.patience - absl::Nanoseconds(clock_.NowNs() - entry.since_ns);
+  absl::StatusOr<std::string> compiled = absl::DeadlineExceededError("");
+  if (patience > absl::ZeroDuration()) compiled = process_.Compile(entry.constraint, patience);
+  absl::Status why = compiled.status();
+  if (compiled.ok()) {
+    absl::StatusOr<std::shared_ptr<const Grammar>> grammar = Grammar::Read(*compiled, grammars_);
+    if (grammar.ok()) return grammar;
+    why = grammar.status();
+  }
+  if (absl::IsDeadlineExceeded(why)) {
+    return Refusal(why.code(), absl::StrCat("it was not compiled within ",
+                                            absl::FormatDuration(options_.patience)));
+  }
+  return Refusal(why.code(), why.message());
+}
+
+void GrammarCompiler::Finish(const std::shared_ptr<Entry>& entry,
+                             absl::StatusOr<std::shared_ptr<const Grammar>> grammar) {
+  const std::int64_t now_ns = clock_.NowNs();
+  absl::MutexLock lock(&mu_);
+  const std::size_t bytes = grammar.ok() ? (*grammar)->bytes() : 0;
+  switch (grammar.status().code()) {
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kInvalidArgument:
+      break;  // it would be so again
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kResourceExhausted:
+      entry->until_ns_ = now_ns + absl::ToInt64Nanoseconds(options_.ban);
+      break;
+    default:
+      entry->until_ns_ = now_ns;  // the constraint is not the cause
+  }
+  entry->grammar_ = std::move(grammar);
+  entry->done_ = true;
+  const auto found = by_key_.find(Key(entry->constraint.kind, entry->constraint.text));
+  if (found == by_key_.end() || *found->second != entry) return;  // there was no room
+  entry->bytes_ += bytes;
+  bytes_ += bytes;
+  MakeRoom();
+}
+
+void GrammarCompiler::Remove(Entries::iterator entry) {
+  bytes_ -= (*entry)->bytes_;
+  by_key_.erase(Key((*entry)->constraint.kind, (*entry)->constraint.text));
+  entries_.erase(entry);
+}
+
+void GrammarCompiler::MakeRoom() {
+  while (bytes_ > options_.cache_bytes && entries_.size() > 1) Remove(std::prev(entries_.end()));
+}
+
+}  // namespace flotilla::worker

@@ -1,0 +1,174 @@
+#include "worker/constraint/constraint_masks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flotilla::worker {
+
+absl::StatusOr<std::unique_ptr<ConstraintMasks>> ConstraintMasks::Create(
+    ConstraintMasksOptions options) {
+  absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> vocabulary =
+      GrammarVocabulary::Create(options.vocabulary);
+  if (!vocabulary.ok()) return vocabulary.status();
+  return std::unique_ptr<ConstraintMasks>(
+      new ConstraintMasks(std::move(options), *std::move(vocabulary)));
+}
+
+ConstraintMasks::ConstraintMasks(ConstraintMasksOptions options,
+                                 std::shared_ptr<const GrammarVocabulary> vocabulary)
+    : options_(std::move(options)),
+      vocabulary_(std::move(vocabulary)),
+      matchers_(options_.matchers),
+      compiler_(std::make_unique<GrammarCompiler>(options_.compiler, options_.vocabulary,
+                                                  vocabulary_, *options_.clock, [this] {
+                                                    absl::MutexLock lock(&mu_);
+                                                    compiled_ = true;
+                                                  })) {}
+
+ConstraintMasks::~ConstraintMasks() {
+  std::thread thread;
+  {
+    absl::MutexLock lock(&mu_);
+    stops_ = true;
+    thread.swap(thread_);
+  }
+  if (thread.joinable()) thread.join();
+}
+
+std::shared_ptr<MaskLateness> ConstraintMasks::LatenessOf(const MaskItem& item,
+                                                          const GrammarCompiler::Entry& entry) {
+  Known& known = known_[item.sequence];
+  // A handle whose answer has become shorter, or has another constraint, has another owner.
+  if (known.entry != &entry || item.outputs.size() < known.outputs || known.lateness == nullptr) {
+    known = {.entry = &entry, .lateness = std::make_shared<MaskLateness>()};
+  }
+  known.outputs = item.outputs.size();
+  known.step = step_;
+  return known.lateness;
+}
+
+std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> items) {
+  if (++step_ % 256 == 0) {
+    absl::erase_if(known_, [&](const auto& entry) {
+      return entry.second.step + options_.matchers.idle_steps < step_;
+    });
+  }
+  const std::size_t words = vocabulary_->mask_words();
+  std::vector<StepMasks::Item> held;
+  std::vector<StepMasks::Progress> progress;
+  held.reserve(items.size());
+  progress.reserve(items.size());
+  for (const MaskItem& item : items) {
+    std::shared_ptr<const GrammarCompiler::Entry> entry = compiler_->Get(*item.constraint);
+    std::shared_ptr<MaskLateness> lateness = LatenessOf(item, *entry);
+    progress.push_back({.compiling = !compiler_->IsDone(*entry)});
+    held.push_back({.sequence = item.sequence,
+                    .entry = std::move(entry),
+                    .outputs = {item.outputs.begin(), item.outputs.end()},
+                    .drafts = {item.drafts.begin(), item.drafts.end()},
+                    .lateness = std::move(lateness),
+                    .masks = std::make_unique_for_overwrite<std::uint32_t[]>(
+                        (item.drafts.size() + 1) * words)});
+  }
+  std::shared_ptr<StepMasks> step(new StepMasks(std::move(held), std::move(progress), words,
+                                                options_.compiler.patience, options_.late_limit,
+                                                *options_.clock, culprit_));
+  absl::MutexLock lock(&mu_);
+  // Without items only matchers may have to be dropped.
+  if (items.empty() && (!thread_.joinable() || step_ % 64 != 0)) return step;
+  queue_.push_back(step);
+  if (!thread_.joinable() && !stops_) thread_ = std::thread([this] { Loop(); });
+  return step;
+}
+
+void ConstraintMasks::Loop() {
+  while (true) {
+    std::vector<std::weak_ptr<StepMasks>> steps;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(this, &ConstraintMasks::HasWorkOrStops));
+      if (stops_) return;
+      if (std::exchange(compiled_, false)) steps.swap(compiling_);
+      steps.insert(steps.end(), queue_.begin(), queue_.end());
+      queue_.clear();
+    }
+    for (const std::weak_ptr<StepMasks>& held : steps) {
+      matchers_.NextStep();
+      const std::shared_ptr<StepMasks> step = held.lock();
+      if (step != nullptr && Compute(*step)) compiling_.push_back(step);
+    }
+  }
+}
+
+bool ConstraintMasks::Compute(StepMasks& step) {
+  struct Task {
+    std::size_t item;
+    std::shared_ptr<const Grammar> grammar;
+    std::size_t missing;
+  };
+  std::vector<Task> tasks;
+  bool left = false;
+  for (std::size_t i = 0; i < step.items_.size(); ++i) {
+    const StepMasks::Item& item = step.items_[i];
+    if (step.IsOver(i)) continue;
+    if (!compiler_->IsDone(*item.entry)) {
+      step.SetCompiling(i, true);
+      left = true;
+      continue;
+    }
+    step.SetCompiling(i, false);
+    absl::StatusOr<std::shared_ptr<const Grammar>> grammar = compiler_->GrammarOf(*item.entry);
+    if (!grammar.ok()) {
+      step.Refuse(i, grammar.status());
+      continue;
+    }
+    const std::size_t missing = matchers_.Missing(item.sequence, **grammar, item.outputs);
+    tasks.push_back({i, *std::move(grammar), missing});
+  }
+  // Whoever only goes on does not wait for matchers that are rebuilt.
+  std::ranges::stable_sort(tasks, {}, &Task::missing);
+  for (const Task& task : tasks) {
+    culprit_->Set(step.items_[task.item].lateness);
+    ComputeItem(step, task.item, task.grammar);
+    culprit_->Set(nullptr);
+  }
+  return left;
+}
+
+void ConstraintMasks::ComputeItem(StepMasks& step, std::size_t i,
+                                  const std::shared_ptr<const Grammar>& grammar) {
+  const StepMasks::Item& item = step.items_[i];
+  if (step.IsLateForGood(item)) {
+    step.Refuse(i, absl::DeadlineExceededError("The grammar's masks take too long"));
+    return;
+  }
+  const absl::StatusOr<Matchers::Place*> place =
+      matchers_.MoveTo(item.sequence, grammar, item.outputs);
+  if (!place.ok()) {
+    step.Refuse(i, place.status());
+    return;
+  }
+  const absl::Span<const std::uint32_t> mask = (*place)->Mask();
+  if (mask.empty()) {
+    step.Refuse(i, absl::FailedPreconditionError(
+                       "The grammar allows no token of the vocabulary here, and no end"));
+    return;
+  }
+  std::ranges::copy(mask, step.Row(i, 0).begin());
+  step.AddReady(i);
+  GrammarMatcher& matcher = (*place)->matcher();
+  std::size_t accepted = 0;
+  for (std::size_t row = 1; row <= item.drafts.size(); ++row) {
+    const bool follows = accepted == row - 1 && matcher.Accept(item.drafts[row - 1]);
+    if (follows) {
+      ++accepted;
+      matcher.Fill(step.Row(i, row));
+    } else {
+      std::ranges::fill(step.Row(i, row), 0);
+    }
+    step.AddReady(i);
+  }
+  matcher.Rollback(accepted);
+}
+
+}  // namespace flotilla::worker

@@ -1,0 +1,273 @@
+#include "worker/constraint/grammar.h"
+
+#include <matcher_bytes.h>
+#include <xgrammar/compiler.h>
+#include <xgrammar/config.h>
+#include <xgrammar/grammar.h>
+#include <xgrammar/matcher.h>
+#include <xgrammar/tokenizer_info.h>
+
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/obs/printable.h"
+
+namespace flotilla::worker {
+namespace {
+
+constexpr char kEngine[] = "xgrammar 0.2.8";  // as scripts/fetch_xgrammar
+constexpr std::size_t kMostMessageBytes = 200;
+// How deep constraints may be nested. XGrammar's own limit of 10000 is for a larger stack than that
+// of a process.
+constexpr int kMostDepth = 500;
+
+// The words of an error or a warning of XGrammar for a client: without the time and the place in
+// XGrammar's sources that may come first, and without its condition.
+std::string ForClient(std::string_view message) {
+  for (const std::string_view source : {".cc:", ".h:"}) {
+    const std::size_t at = message.find(source);
+    const std::size_t end = message.find(": ", at);
+    if (message.starts_with('[') && at != message.npos && end != message.npos) {
+      message.remove_prefix(end + 2);
+      break;
+    }
+  }
+  for (const std::string_view words : {"Warning: ", "Check failed: ", "is false: "}) {
+    const std::size_t at = message.find(words);
+    const bool is_first = at == 0 || words == "is false: ";
+    if (at != message.npos && is_first) message.remove_prefix(at + words.size());
+  }
+  message = message.substr(0, message.find('\n'));
+  std::string words = Printable(message.substr(0, kMostMessageBytes));
+  if (words.size() > kMostMessageBytes) {
+    std::size_t end = kMostMessageBytes - 3;
+    while ((words[end] & 0xc0) == 0x80) --end;  // no part of a character stays
+    words = words.substr(0, end) + "...";
+  }
+  return words.empty() ? "it cannot be compiled" : words;
+}
+
+// What XGrammar writes to std::cerr while this lives: its warnings.
+class Warnings {
+ public:
+  Warnings() : before_(std::cerr.rdbuf(text_.rdbuf())) {}
+  ~Warnings() { std::cerr.rdbuf(before_); }
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  std::streambuf* before_;
+};
+
+xgrammar::CompiledGrammar Compile(const Constraint& constraint,
+                                  const xgrammar::TokenizerInfo& vocabulary) {
+  // One thread, since the process has a limit, and no cache, since each text comes once.
+  xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
+  // XGrammar takes it that no rule refers to the root, and forbids tokens that go beyond it. Where
+  // one may do so, Union puts another root in front.
+  switch (constraint.kind) {
+    case Constraint::Kind::kJsonSchema:
+      return compiler.CompileGrammar(
+          xgrammar::Grammar::Union({xgrammar::Grammar::FromJSONSchema(constraint.text)}));
+    case Constraint::Kind::kRegex:
+      return compiler.CompileRegex(constraint.text);
+    case Constraint::Kind::kGrammar:
+      return compiler.CompileGrammar(
+          xgrammar::Grammar::Union({xgrammar::Grammar::FromEBNF(constraint.text)}));
+    default:
+      return compiler.CompileStructuralTag(constraint.text);
+  }
+}
+
+// Whether a rule has an attribute that changes the masks by what was computed before, which a
+// matcher that is rebuilt does not know, or that we would ignore.
+bool HasLimitedRule(const std::string& rules) {
+  std::istringstream lines(rules);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string head = line.substr(0, line.find("::="));
+    for (const char* attribute : {"max_tokens=", "max_chars=", "temperature="}) {
+      if (head.find('[') < head.find(attribute) && head.find(attribute) != head.npos) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string ConstraintEngineVersion() { return kEngine; }
+
+struct GrammarVocabulary::Impl {
+  xgrammar::TokenizerInfo info;
+  std::vector<TokenId> stops;         // ascending
+  std::vector<std::uint32_t> usable;  // [mask_words]
+};
+
+GrammarVocabulary::GrammarVocabulary(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+GrammarVocabulary::~GrammarVocabulary() = default;
+
+absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> GrammarVocabulary::Create(
+    const ConstraintVocabulary& vocabulary) {
+  const std::size_t size = vocabulary.tokens.size();
+  std::vector<std::uint32_t> usable((size + 31) / 32);
+  for (std::size_t i = 0; i < size; ++i) {
+    if (!vocabulary.tokens[i].empty()) usable[i / 32] |= 1u << i % 32;
+  }
+  for (const TokenId stop : vocabulary.stops) {
+    if (stop < 0 || static_cast<std::size_t>(stop) >= size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("The stop token ", stop, " is not in the vocabulary of ", size, " tokens"));
+    }
+    usable[stop / 32] |= 1u << stop % 32;
+  }
+  return std::shared_ptr<const GrammarVocabulary>(new GrammarVocabulary(std::unique_ptr<const Impl>(
+      new Impl{.info = xgrammar::TokenizerInfo(vocabulary.tokens, xgrammar::VocabType::RAW,
+                                               std::nullopt, vocabulary.stops),
+               .stops = vocabulary.stops,
+               .usable = std::move(usable)})));
+}
+
+std::size_t GrammarVocabulary::size() const {
+  return static_cast<std::size_t>(impl_->info.GetVocabSize());
+}
+
+bool GrammarVocabulary::IsStop(TokenId token) const {
+  return std::ranges::binary_search(impl_->stops, token);
+}
+
+bool GrammarVocabulary::IsUsable(TokenId token) const {
+  return token >= 0 && static_cast<std::size_t>(token) < size() &&
+         (impl_->usable[token / 32] >> token % 32 & 1) != 0;
+}
+
+absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
+                                              const GrammarVocabulary& vocabulary,
+                                              std::size_t most_bytes) {
+  Warnings warnings;
+  try {
+    xgrammar::SetMaxRecursionDepth(kMostDepth);
+    const xgrammar::CompiledGrammar grammar = Compile(constraint, vocabulary.impl_->info);
+    if (!warnings.text().empty()) return absl::InvalidArgumentError(ForClient(warnings.text()));
+    if (constraint.kind == Constraint::Kind::kGrammar ||
+        constraint.kind == Constraint::Kind::kStructuralTag) {
+      if (HasLimitedRule(grammar.GetGrammar().ToString())) {
+        return absl::InvalidArgumentError(
+            "max_tokens, max_chars and temperature of a rule are not supported");
+      }
+    }
+    if (grammar.MemorySizeBytes() > most_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("it is compiled to ",
+                                                       grammar.MemorySizeBytes(), " bytes, but ",
+                                                       most_bytes, " are allowed"));
+    }
+    return grammar.SerializeJSON();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("it takes too much memory to compile");
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(ForClient(error.what()));
+  }
+}
+
+struct Grammar::Impl {
+  xgrammar::CompiledGrammar compiled;
+};
+
+Grammar::Grammar(std::unique_ptr<const Impl> impl,
+                 std::shared_ptr<const GrammarVocabulary> vocabulary)
+    : impl_(std::move(impl)), vocabulary_(std::move(vocabulary)) {}
+Grammar::~Grammar() = default;
+
+absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
+    const std::string& compiled, std::shared_ptr<const GrammarVocabulary> vocabulary) {
+  try {
+    auto read = xgrammar::CompiledGrammar::DeserializeJSON(compiled, vocabulary->impl_->info);
+    if (const auto* grammar = std::get_if<xgrammar::CompiledGrammar>(&read)) {
+      return std::shared_ptr<const Grammar>(
+          new Grammar(std::unique_ptr<const Impl>(new Impl{*grammar}), std::move(vocabulary)));
+    }
+    return absl::InternalError(
+        std::visit([](const auto& error) { return std::string(error.what()); },
+                   std::get<xgrammar::SerializationError>(read)));
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+std::size_t Grammar::bytes() const { return impl_->compiled.MemorySizeBytes(); }
+
+struct GrammarMatcher::Impl {
+  xgrammar::GrammarMatcher matcher;
+  std::size_t more_stops = 0;  // accepted after the first stop token, of which XGrammar takes one
+};
+
+GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
+    : grammar_(std::move(grammar)),
+      impl_(new Impl{xgrammar::GrammarMatcher(grammar_->impl_->compiled)}) {}
+GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar, std::unique_ptr<Impl> impl)
+    : grammar_(std::move(grammar)), impl_(std::move(impl)) {}
+GrammarMatcher::GrammarMatcher(GrammarMatcher&&) noexcept = default;
+GrammarMatcher& GrammarMatcher::operator=(GrammarMatcher&&) noexcept = default;
+GrammarMatcher::~GrammarMatcher() = default;
+
+bool GrammarMatcher::Accept(TokenId token) {
+  if (!grammar_->vocabulary().IsUsable(token)) return false;
+  if (impl_->matcher.IsTerminated()) {
+    if (!grammar_->vocabulary().IsStop(token)) return false;
+    ++impl_->more_stops;
+    return true;
+  }
+  try {
+    return impl_->matcher.AcceptToken(token);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void GrammarMatcher::Rollback(std::size_t tokens) {
+  const std::size_t stops = std::min(tokens, impl_->more_stops);
+  impl_->more_stops -= stops;
+  if (tokens > stops) impl_->matcher.Rollback(static_cast<int>(tokens - stops));
+}
+
+bool GrammarMatcher::Fill(absl::Span<std::uint32_t> mask) {
+  const GrammarVocabulary::Impl& vocabulary = *grammar_->vocabulary().impl_;
+  std::ranges::fill(mask, 0);
+  if (impl_->matcher.IsTerminated()) {
+    for (const TokenId stop : vocabulary.stops) mask[stop / 32] |= 1u << stop % 32;
+    return !vocabulary.stops.empty();
+  }
+  std::int64_t words = static_cast<std::int64_t>(mask.size());
+  DLTensor tensor{.data = mask.data(),
+                  .device = {kDLCPU, 0},
+                  .ndim = 1,
+                  .dtype = {kDLInt, 32, 1},
+                  .shape = &words,
+                  .strides = nullptr,
+                  .byte_offset = 0};
+  try {
+    impl_->matcher.FillNextTokenBitmask(&tensor);
+  } catch (const std::exception&) {
+    std::ranges::fill(mask, 0);
+  }
+  std::uint32_t any = 0;
+  for (std::size_t i = 0; i < mask.size(); ++i) any |= mask[i] &= vocabulary.usable[i];
+  return any != 0;
+}
+
+std::size_t GrammarMatcher::bytes() const { return xgrammar::MatcherBytes(impl_->matcher); }
+
+GrammarMatcher GrammarMatcher::Fork() const {
+  return GrammarMatcher(grammar_,
+                        std::unique_ptr<Impl>(new Impl{impl_->matcher.Fork(), impl_->more_stops}));
+}
+
+}  // namespace flotilla::worker

@@ -1,0 +1,73 @@
+#include "worker/constraint/step_masks.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla::worker {
+
+void MaskCulprit::Set(std::shared_ptr<MaskLateness> culprit) {
+  absl::MutexLock lock(&mu_);
+  culprit_ = std::move(culprit);
+}
+
+void MaskCulprit::Charge(std::int64_t ns) {
+  absl::MutexLock lock(&mu_);
+  if (culprit_ != nullptr) culprit_->ns += ns;
+}
+
+MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration patience) {
+  const std::int64_t begin_ns = clock_.NowNs();
+  {
+    absl::MutexLock lock(&mu_);
+    const Progress& wanted = progress_[item];
+    const Wanted condition{wanted, row};
+    mu_.AwaitWithTimeout(absl::Condition(&condition, &Wanted::Decided), patience);
+    if (wanted.ready > row) {
+      return {.state = MaskOutcome::State::kReady, .allowed = Row(item, row)};
+    }
+    if (!wanted.refusal.ok()) {
+      return {.state = MaskOutcome::State::kRefused, .refusal = wanted.refusal};
+    }
+    if (wanted.compiling) {
+      const std::int64_t waited_ns = clock_.NowNs() - items_[item].entry->since_ns;
+      if (absl::Nanoseconds(waited_ns) < compile_limit_) return {};
+      return {.state = MaskOutcome::State::kRefused,
+              .refusal = absl::DeadlineExceededError(
+                  absl::StrCat("The grammar is refused: it was not compiled within ",
+                               absl::FormatDuration(compile_limit_)))};
+    }
+  }
+  culprit_->Charge(clock_.NowNs() - begin_ns);
+  if (!IsLateForGood(items_[item])) return {};
+  return {.state = MaskOutcome::State::kRefused,
+          .refusal = absl::DeadlineExceededError("The grammar's masks take too long")};
+}
+
+bool StepMasks::IsLateForGood(const Item& item) const {
+  return absl::Nanoseconds(item.lateness->ns.load()) >= late_limit_;
+}
+
+bool StepMasks::IsOver(std::size_t item) {
+  absl::MutexLock lock(&mu_);
+  return progress_[item].ready > 0 || !progress_[item].refusal.ok();
+}
+
+void StepMasks::AddReady(std::size_t item) {
+  absl::MutexLock lock(&mu_);
+  progress_[item].compiling = false;
+  ++progress_[item].ready;
+}
+
+void StepMasks::SetCompiling(std::size_t item, bool compiling) {
+  absl::MutexLock lock(&mu_);
+  progress_[item].compiling = compiling;
+}
+
+void StepMasks::Refuse(std::size_t item, absl::Status refusal) {
+  absl::MutexLock lock(&mu_);
+  progress_[item].compiling = false;
+  progress_[item].refusal = std::move(refusal);
+}
+
+}  // namespace flotilla::worker
