@@ -290,6 +290,29 @@ absl::Status CheckAllowed(const ApiRequest& api, const ModelLimits& model) {
                              "allowed_token_ids has only end tokens, which min_tokens excludes");
 }
 
+// A constraint ends the answer itself, so what else may end it or keep it going is refused.
+absl::Status CheckConstraint(const ApiRequest& api, const ModelLimits& model) {
+  if (!api.constraint) return absl::OkStatus();
+  const bool other_stops = std::any_of(
+      api.stop_token_ids.begin(), api.stop_token_ids.end(), [&model](std::int64_t token) {
+        return std::find(model.end_tokens.begin(), model.end_tokens.end(), token) ==
+               model.end_tokens.end();
+      });
+  const std::pair<std::string_view, bool> used[] = {
+      {"use_beam_search", api.use_beam_search},
+      {"ignore_eos", api.ignore_eos},
+      {"stop", !api.stop.empty()},
+      {"stop_token_ids", other_stops},
+      {"min_tokens", api.min_tokens.value_or(0) > 0},
+  };
+  for (const auto& [field, is_used] : used) {
+    if (is_used) {
+      return Unsupported(field, Cat(field, " is not supported with structured output"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBeams(const ApiRequest& api, const Bounds& bounds) {
   if (!api.use_beam_search) return CheckDefaults(api, Modes::kBeams, " needs beam search");
   for (const Parameter& row : kParameters) {
@@ -345,6 +368,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   if (auto s = CheckText("tenant", api.tenant, limits_.max_label_bytes); !s.ok()) return s;
   if (auto s = CheckSequences(api); !s.ok()) return s;
   if (auto s = CheckAllowed(api, model); !s.ok()) return s;
+  if (auto s = CheckConstraint(api, model); !s.ok()) return s;
   if (auto s = CheckBeams(api, bounds); !s.ok()) return s;
 
   for (const Parameter& row : kParameters) {

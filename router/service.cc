@@ -358,6 +358,7 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   allowed.assign(api.allowed_token_ids.begin(), api.allowed_token_ids.end());
   std::sort(allowed.begin(), allowed.end());
   allowed.erase(std::unique(allowed.begin(), allowed.end()), allowed.end());
+  request.sampling.constraint = api.constraint;
   if (api.seed) {
     request.sampling.seed = *api.seed;
   } else if (!api.client_request_id.empty()) {

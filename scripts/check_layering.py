@@ -61,6 +61,8 @@ FOLDERS = {
     "scheduler/core": Folder(may=("common/types",), libs=("absl",), pure=True),
     "worker/core": Folder(may=("common/types",), libs=("absl",), pure=True),
     "router/core": Folder(may=("common/types",), libs=("absl",), pure=True),
+    # The grammars of answers. A schema is JSON.
+    "router/core/constraint": Folder(may=("common/types",), libs=("absl", "json"), pure=True),
     "scheduler": Folder(may=("scheduler/core", "proto/codec") + COMMON,
                         libs=("absl", "grpc", "protobuf", "system")),
     # gRPC stubs and services derive from generated classes.
@@ -94,11 +96,12 @@ FOLDERS = {
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "worker/agent": Folder(may=("proto/codec", "rpc") + COMMON,
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
-    "router": Folder(may=("router/core", "model", "proto/codec") + COMMON,
+    "router": Folder(may=("router/core", "router/core/constraint", "model", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
     "router/remote": Folder(may=("router", "router/core", "proto/codec", "rpc") + COMMON,
                             libs=("absl", "grpc", "protobuf", "system"), generated=True),
-    "router/grpc": Folder(may=("router", "router/core", "model", "proto/codec", "rpc") + COMMON,
+    "router/grpc": Folder(may=("router", "router/core", "router/core/constraint", "model",
+                               "proto/codec", "rpc") + COMMON,
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "cli": Folder(may=("common", "proto/codec", "rpc", "model", "kernels", "scheduler", "simulator",
                        "worker", "router", "quantize"),

@@ -43,6 +43,8 @@ struct RequestParameters {
   std::vector<std::int64_t> allowed_token_ids;              // empty: all
   std::vector<std::string> bad_words;                       // never in the output
   std::optional<std::uint64_t> seed;                        // absent: see InferenceService::Start
+  // The form of the answer. It has several fields on each API, so it has no row.
+  Constraint constraint;
 
   std::vector<std::string> stop;             // cut from the output
   std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens

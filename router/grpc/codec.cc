@@ -11,6 +11,7 @@
 #include "google/protobuf/message.h"
 #include "proto/codec/status.h"
 #include "router/errors.h"
+#include "router/grpc/structured_outputs.h"
 
 namespace flotilla::router {
 namespace {
@@ -194,6 +195,11 @@ absl::StatusOr<ApiRequest> FromProto(const v1::GenerateRequest& request) {
   if (auto status = ReadLists(request, api); !status.ok()) return status;
   if (request.has_beam_search()) {
     if (auto status = ReadEarlyStopping(request.beam_search(), api); !status.ok()) return status;
+  }
+  if (request.has_structured_outputs()) {
+    auto constraint = FromProto(request.structured_outputs());
+    if (!constraint.ok()) return constraint.status();
+    api.constraint = *std::move(constraint);
   }
   ReadValues(request, api);
   return api;

@@ -11,6 +11,7 @@
 #include "router/errors.h"
 #include "router/http/foreign_fields.h"
 #include "router/http/json_input.h"
+#include "router/http/structured_output.h"
 
 namespace flotilla::router {
 namespace {
@@ -135,7 +136,6 @@ void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& a
   api.stream = form.stream;
   reader.Fail(CheckSizes(api, options.limits));
 
-  reader.UnsupportedUnless("response_format", {Json{{"type", "text"}}});
   reader.Ignored({"user", "metadata", "store", "service_tier", "safety_identifier",
                   "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"});
   CheckForeignFields(reader);
@@ -270,6 +270,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   form.chat = true;
   ApiRequest api;
   ReadCommon(reader, options, api, form);
+  ReadConstraint(body, reader, api.constraint);
   api.prompt = Messages(reader, {options.permissive, &form.ignored});
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
@@ -313,6 +314,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseCompletion(std::string_view body,
   AnswerForm& form = request.form;
   ApiRequest api;
   ReadCommon(reader, options, api, form);
+  ReadConstraint(body, reader, api.constraint);
   api.default_max_tokens = kDefaultCompletionTokens;
   api.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
   form.echo = reader.Bool("echo").value_or(false);

@@ -152,7 +152,7 @@ def test_emoji_survive_streaming(client):
     ({"frobnicate": 1}, "frobnicate"),
     ({"n": 1000}, "n"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"temperature": 3}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"max_tokens": -1}, "max_tokens"),

@@ -144,7 +144,7 @@ TEST(Request, RefusesByName) {
            {R"(,"min_p":1.5)", "min_p", kInvalidValue},
            {R"(,"min_tokens":-1)", "min_tokens", kInvalidValue},
            {R"(,"min_tokens":8,"max_tokens":7)", "min_tokens", kInvalidValue},
-           {R"(,"response_format":{"type":"json_object"})", "response_format", kUnsupportedField},
+           {R"(,"response_format":{"type":"xml"})", "response_format.type", kInvalidValue},
            {R"(,"temperature":"1")", "temperature", kInvalidValue},
            {R"(,"temperature":2.1)", "temperature", kInvalidValue},
            {R"(,"top_p":0)", "top_p", kInvalidValue},

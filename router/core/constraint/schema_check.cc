@@ -1,0 +1,177 @@
+#include "router/core/constraint/schema_check.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace flotilla::router {
+namespace {
+
+// The definitions of one schema, with the schema itself in front.
+class Definitions {
+ public:
+  explicit Definitions(const OrderedJson& written) : schemas_{&written} {
+    if (const OrderedJson* definitions = Find(written, "$defs")) {
+      for (const OrderedJson& each : *definitions) schemas_.push_back(&each);
+    }
+    finite_.resize(schemas_.size());
+    seen_.resize(schemas_.size());
+  }
+
+  std::size_t size() const { return schemas_.size(); }
+  bool finite(std::size_t index) const { return finite_[index]; }
+
+  // Finds which are finite, from those that need no other one on.
+  void FindFinite() {
+    for (bool more = true; more;) {
+      more = false;
+      for (std::size_t i = 0; i < schemas_.size(); ++i) {
+        if (finite_[i] || !IsFinite(*schemas_[i])) continue;
+        finite_[i] = more = true;
+      }
+    }
+  }
+
+  // Whether a schema comes back to itself through references and options alone.
+  bool IsItsOwnOption(std::size_t index) {
+    std::fill(seen_.begin(), seen_.end(), false);
+    return Leads(*schemas_[index], index);
+  }
+
+ private:
+  static std::size_t Target(const OrderedJson& reference) {
+    const std::string& uri = reference.get_ref<const std::string&>();
+    constexpr std::string_view kPrefix = "#/$defs/";
+    if (uri == "#") return 0;
+    std::size_t number = 0;
+    std::from_chars(uri.data() + kPrefix.size(), uri.data() + uri.size(), number);
+    return number + 1;
+  }
+
+  bool IsFinite(const OrderedJson& schema) const {
+    if (const OrderedJson* reference = Find(schema, "$ref")) return finite_[Target(*reference)];
+    if (const OrderedJson* options = Find(schema, "anyOf")) {
+      return std::any_of(options->begin(), options->end(),
+                         [this](const OrderedJson& option) { return IsFinite(option); });
+    }
+    if (const OrderedJson* required = Find(schema, "required")) {
+      const OrderedJson& properties = *Find(schema, "properties");
+      return std::all_of(required->begin(), required->end(), [&](const OrderedJson& name) {
+        return IsFinite(*Find(properties, name.get_ref<const std::string&>()));
+      });
+    }
+    const OrderedJson* least = Find(schema, "minItems");
+    if (least == nullptr) least = Find(schema, "minProperties");
+    auto left = least == nullptr ? 0 : least->get<std::size_t>();
+    if (const OrderedJson* prefix = Find(schema, "prefixItems")) {
+      for (const OrderedJson& item : *prefix) {
+        if (left > 0 && !IsFinite(item)) return false;
+        left -= left > 0 ? 1 : 0;
+      }
+    }
+    for (const std::string_view others : {"items", "additionalProperties"}) {
+      const OrderedJson* other = Find(schema, others);
+      if (left > 0 && other != nullptr && other->is_object() && !IsFinite(*other)) return false;
+    }
+    return true;
+  }
+
+  bool Leads(const OrderedJson& schema, std::size_t index) {
+    if (const OrderedJson* reference = Find(schema, "$ref")) {
+      const std::size_t target = Target(*reference);
+      if (target == index) return true;
+      if (seen_[target]) return false;
+      seen_[target] = true;
+      return Leads(*schemas_[target], index);
+    }
+    const OrderedJson* options = Find(schema, "anyOf");
+    return options != nullptr &&
+           std::any_of(options->begin(), options->end(),
+                       [&](const OrderedJson& option) { return Leads(option, index); });
+  }
+
+  std::vector<const OrderedJson*> schemas_;
+  std::vector<bool> finite_, seen_;
+};
+
+// Whether XGrammar's comparison overlooks a member of this name, or takes it for more than one.
+bool IsOverlooked(std::string_view name) {
+  constexpr std::string_view kOverlooked[] = {"title",     "default",    "description",
+                                              "examples",  "deprecated", "readOnly",
+                                              "writeOnly", "$comment",   "$schema"};
+  return std::find(std::begin(kOverlooked), std::end(kOverlooked), name) != std::end(kOverlooked) ||
+         name.find('"') != std::string_view::npos;
+}
+
+bool HasOverlooked(const OrderedJson& value) {
+  if (value.is_array()) return std::any_of(value.begin(), value.end(), HasOverlooked);
+  if (!value.is_object()) return false;
+  return std::any_of(value.items().begin(), value.items().end(), [](const auto& member) {
+    return IsOverlooked(member.key()) || HasOverlooked(member.value());
+  });
+}
+
+class Numbering {
+ public:
+  // Schemas lie in schemas, in lists of them, and in objects of properties.
+  void Walk(OrderedJson& schema, bool is_schema) {
+    if (schema.is_array()) {
+      for (OrderedJson& each : schema) Walk(each, true);
+      return;
+    }
+    if (!schema.is_object()) return;
+    bool overlooked = false;
+    for (auto& [name, value] : schema.get_ref<OrderedJson::object_t&>()) {
+      if (is_schema && name == "enum") {
+        overlooked = overlooked || HasOverlooked(value);
+        continue;
+      }
+      if (is_schema && (name == "required" || name == "pattern")) continue;
+      const bool named =
+          is_schema && (name == "properties" || name == "patternProperties" || name == "$defs");
+      if (named) {
+        for (const auto& [key, property] : value.get_ref<const OrderedJson::object_t&>()) {
+          overlooked = overlooked || IsOverlooked(key);
+        }
+      }
+      Walk(value, !named);
+    }
+    if (!is_schema || !overlooked) return;
+    const auto [number, is_new] = numbers_.emplace(schema.dump(), numbers_.size());
+    schema.emplace("x-number", number->second);
+  }
+
+ private:
+  std::map<std::string, std::size_t> numbers_;
+};
+
+}  // namespace
+
+std::vector<UnendingSchema> FindUnending(const OrderedJson& written) {
+  Definitions definitions(written);
+  definitions.FindFinite();
+  std::vector<UnendingSchema> unending;
+  for (std::size_t i = 0; i < definitions.size(); ++i) {
+    const bool own_option = definitions.IsItsOwnOption(i);
+    if (!own_option && definitions.finite(i)) continue;
+    unending.push_back({i == 0 ? std::nullopt : std::optional(i - 1), own_option});
+  }
+  return unending;
+}
+
+void TellApart(OrderedJson& written) { Numbering().Walk(written, true); }
+
+bool HasOnlyExactNumbers(const OrderedJson& value) {
+  if (value.is_structured()) return std::all_of(value.begin(), value.end(), HasOnlyExactNumbers);
+  if (!value.is_number_unsigned()) return true;
+  const auto number = value.get<std::uint64_t>();
+  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  return number <= kLargest;
+}
+
+}  // namespace flotilla::router

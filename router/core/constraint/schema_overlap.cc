@@ -1,0 +1,137 @@
+#include "router/core/constraint/schema_overlap.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "router/core/constraint/keywords.h"
+#include "router/core/constraint/schema_document.h"
+
+namespace flotilla::router {
+namespace {
+
+// References and properties that are followed. What lies deeper may take anything.
+constexpr int kMaxSteps = 8;
+
+// What `schema` is after its references.
+const OrderedJson* Target(const OrderedJson& schema, const OrderedJson& root) {
+  const OrderedJson* target = &schema;
+  for (int step = 0; step < kMaxSteps; ++step) {
+    const OrderedJson* reference = Find(*target, "$ref");
+    if (reference == nullptr || !reference->is_string()) return target;
+    const auto next = Resolve(root, reference->get_ref<const std::string&>());
+    if (!next.ok()) return target;
+    target = *next;
+  }
+  return target;
+}
+
+// The values of "enum" or "const".
+std::optional<std::vector<const OrderedJson*>> ValuesOf(const OrderedJson& schema) {
+  if (const OrderedJson* value = Find(schema, "const")) return {{value}};
+  const OrderedJson* values = Find(schema, "enum");
+  if (values == nullptr || !values->is_array()) return std::nullopt;
+  std::vector<const OrderedJson*> all;
+  for (const OrderedJson& value : *values) all.push_back(&value);
+  return all;
+}
+
+unsigned Types(const OrderedJson& schema, const OrderedJson& root, int steps) {
+  if (schema.is_boolean()) return schema.get<bool>() ? unsigned{kAllTypes} : 0;
+  if (steps == kMaxSteps) return kAllTypes;
+  const OrderedJson& target = *Target(schema, root);
+  if (const auto values = ValuesOf(target)) {
+    unsigned types = 0;
+    for (const OrderedJson* value : *values) types |= TypeOfValue(*value);
+    return types;
+  }
+  unsigned types = kAllTypes;
+  if (const OrderedJson* type = Find(target, "type")) {
+    types = 0;
+    for (const OrderedJson& name : type->is_array() ? *type : OrderedJson::array({*type})) {
+      if (name.is_string()) types |= TypeNamed(name.get_ref<const std::string&>());
+    }
+    if (types & kNumberType) types |= kIntegerType;
+  }
+  for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {
+    const OrderedJson* options = Find(target, keyword);
+    if (options == nullptr || !options->is_array() || (keyword == "allOf" && options->size() > 1)) {
+      continue;
+    }
+    unsigned any = 0;
+    for (const OrderedJson& option : *options) any |= Types(option, root, steps + 1);
+    types &= any;
+  }
+  return types;
+}
+
+bool Requires(const OrderedJson& schema, std::string_view name) {
+  const OrderedJson* required = Find(schema, "required");
+  return required != nullptr && required->is_array() &&
+         std::any_of(required->begin(), required->end(),
+                     [name](const OrderedJson& key) { return key.is_string() && key == name; });
+}
+
+bool Apart(const OrderedJson& a, const OrderedJson& b, const OrderedJson& root, int steps) {
+  const unsigned common = Types(a, root, steps) & Types(b, root, steps);
+  if (common == 0) return true;
+  if (steps == kMaxSteps) return false;
+  const OrderedJson &first = *Target(a, root), &second = *Target(b, root);
+  const auto values = ValuesOf(first), others = ValuesOf(second);
+  if (values && others) {
+    return std::none_of(values->begin(), values->end(), [&](const OrderedJson* value) {
+      return std::any_of(others->begin(), others->end(),
+                         [value](const OrderedJson* other) { return SameValue(*value, *other); });
+    });
+  }
+  // Objects that differ in what they both require.
+  if (common != kObjectType) return false;
+  const OrderedJson *properties = Find(first, "properties"), *rest = Find(second, "properties");
+  if (properties == nullptr || rest == nullptr || !properties->is_object()) return false;
+  for (const auto& [name, property] : properties->get_ref<const OrderedJson::object_t&>()) {
+    const OrderedJson* other = Find(*rest, name);
+    if (other != nullptr && Requires(first, name) && Requires(second, name) &&
+        Apart(property, *other, root, steps + 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+unsigned TypeOfValue(const OrderedJson& value) {
+  if (value.is_null()) return kNullType;
+  if (value.is_boolean()) return kBooleanType;
+  if (value.is_string()) return kStringType;
+  if (value.is_array()) return kArrayType;
+  if (value.is_object()) return kObjectType;
+  const bool whole =
+      value.is_number_integer() || std::floor(value.get<double>()) == value.get<double>();
+  return whole ? kIntegerType : kNumberType;
+}
+
+unsigned TypesOf(const OrderedJson& schema, const OrderedJson& root) {
+  return Types(schema, root, 0);
+}
+
+bool Disjoint(const OrderedJson& a, const OrderedJson& b, const OrderedJson& root) {
+  return Apart(a, b, root, 0);
+}
+
+bool SameValue(const OrderedJson& a, const OrderedJson& b) {
+  if (a.is_number() && b.is_number()) return a.get<double>() == b.get<double>();
+  if (a.type() != b.type() || a.size() != b.size()) return false;
+  if (a.is_array()) {
+    return std::equal(a.begin(), a.end(), b.begin(), SameValue);
+  }
+  if (!a.is_object()) return a == b;
+  return std::all_of(a.items().begin(), a.items().end(), [&b](const auto& member) {
+    const OrderedJson* other = Find(b, member.key());
+    return other != nullptr && SameValue(member.value(), *other);
+  });
+}
+
+}  // namespace flotilla::router
