@@ -14,11 +14,15 @@ LAYOUTS = {"one rank": (1, 1, 1), "TP=3": (1, 3, 1), "TP=2": (1, 2, 1), "PP=2": 
 COLOCATED = "two replicas of TP=2, run by their schedulers"
 MESSAGES = "TP=2 x PP=2, by MPI messages"
 RECIPES = {"fp32": "--compute fp32 --kv-type fp32", "accurate": ""}
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 12},
+                                           "sure": {"type": "boolean"}},
+          "required": ["answer", "sure"], "additionalProperties": False}
 CHATS = json_lines("greedy.jsonl")[:2 if SANITIZED else 16 if LONG else 6]
 
 
 def serve(directory, layout, recipe, colocate=False, worker_args=""):
-    """The tokens and log-probabilities of all chats, greedy, and of some sampled chats."""
+    """The tokens and log-probabilities of all chats, greedy, and of some sampled and some
+    constrained chats."""
     replicas, tp, pp = layout
     flags = ["--replicas", str(replicas), "--tp", str(tp), "--pp", str(pp),
              *(["--colocate"] if colocate else [])]
@@ -35,13 +39,16 @@ def serve(directory, layout, recipe, colocate=False, worker_args=""):
             assert answer.status_code == 200, answer.text
             return [(choice["token_ids"], choice["logprobs"]) for choice in answer.json()["choices"]]
 
-        with concurrent.futures.ThreadPoolExecutor(len(CHATS) + 3) as pool:
+        with concurrent.futures.ThreadPoolExecutor(len(CHATS) + 6) as pool:
             greedy = [pool.submit(ask, chat, temperature=0, max_tokens=len(chat["greedy_ids"]))
                       for chat in CHATS]
             sampled = [pool.submit(ask, chat, temperature=0.9, top_p=0.95, seed=i, n=2, max_tokens=24,
                                    frequency_penalty=i / 2, repetition_penalty=1 + i / 10)
                        for i, chat in enumerate(CHATS[:3])]
-            answers = [one.result() for one in greedy], [one.result() for one in sampled]
+            constrained = [pool.submit(ask, chat, temperature=i / 2, seed=i, n=2, max_tokens=24,
+                                       structured_outputs={"json": SCHEMA})
+                           for i, chat in enumerate(CHATS[:3])]
+            answers = [[one.result() for one in asked] for asked in (greedy, sampled, constrained)]
         for scheduler in fleet.of("scheduler"):
             page = httpx.get(f"http://127.0.0.1:{scheduler['ports']['metrics']}/metrics").text
             assert any(name.startswith("flotilla_scheduler_requests_finished_total{") and value

@@ -206,6 +206,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
     backend.tensor_rank = links_.communicator->tensor_rank();
   }
   if (absl::Status status = LoadBackend(backend, shards, number); !status.ok()) return status;
+  if (last_stage()) constraints_.emplace(file_, options_.constraint_program, clock);
   vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_, options_.progress);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors
@@ -432,6 +433,7 @@ void Rank::Describe() {
   // of a group are on GPUs or none is, so they have the same id.
   std::string numerics = absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)),
                                       "|", kRecipeVersion, "|", options_.kv_format.Name());
+  absl::StrAppend(&numerics, "|", ConstraintEngineVersion());
   // Versions before this one saw the codes of position 0.
   if (options_.kv_format.has_runs()) absl::StrAppend(&numerics, "|first");
   // Versions before this one drew tokens from all entries of a row.
@@ -500,6 +502,15 @@ absl::Status Rank::WarmUp(const Clock& clock) {
   return absl::OkStatus();
 }
 
+void Rank::BeginMasks(const Batch& batch, StepOutputs& outputs) {
+  const bool is_alone = links_.communicator == nullptr;
+  const std::vector<std::size_t> items =
+      is_alone ? outputs.ConstrainedItems(0, 1)
+               : outputs.ConstrainedItems(links_.communicator->tensor_rank(),
+                                          links_.communicator->shape().tensor);
+  if (!items.empty()) outputs.UseMasks(constraints_->Begin(batch, items));
+}
+
 std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId> granted) {
   auto outputs = std::make_unique<StepOutputs>(batch, *vocabulary_, host_ops_);
   StepInputs inputs = MakeStepInputs(batch);
@@ -509,6 +520,7 @@ std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId
       backend_->OnHost(count, fn);
     };
     outputs->AddRequests(batch, on_host, inputs);
+    BeginMasks(batch, *outputs);
   }
   decoder_->Start(std::move(inputs), outputs.get());
   return outputs;

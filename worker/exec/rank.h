@@ -34,6 +34,7 @@
 #include "worker/core/proposer.h"
 #include "worker/device/device_choice.h"
 #include "worker/device/make_device.h"
+#include "worker/exec/constraint_room.h"
 #include "worker/exec/rank_device.h"
 
 namespace flotilla::worker {
@@ -84,6 +85,8 @@ struct RankOptions {
   // process does any more work, and an executor would load the model again in vain. Null: executors
   // load it again, as after errors of ranks on CPUs.
   std::function<void(const std::string& why)> end_process;
+  // Compiles the grammars of constraints (CompilerOptions::program): flotilla itself.
+  std::string constraint_program = "/proc/self/exe";
   // Lets time pass while a GPU's memory comes free (MakeWithFreeMemory); null: absl::SleepFor.
   std::function<void(absl::Duration)> sleep;
 };
@@ -178,6 +181,8 @@ class Rank {
   absl::Status WarmUp(const Clock& clock);
   // Returns the nanoseconds that a batch of one sequence takes. Changes no block in use.
   absl::StatusOr<std::int64_t> TimeBatch(int rows, const Clock& clock);
+  // Asks for the masks of the rows that this rank draws under constraints.
+  void BeginMasks(const Batch& batch, StepOutputs& outputs);
   bool last_stage() const {
     return links_.communicator == nullptr || links_.communicator->last_stage();
   }
@@ -191,6 +196,7 @@ class Rank {
   bool on_gpu_ = false, cuda_is_proven_ = true, uses_nccl_ = false;
   std::unique_ptr<Backend> backend_;
   CudaBackend* cuda_ = nullptr;                 // the backend, where LoadOnGpu has made it
+  std::optional<ConstraintRoom> constraints_;   // of the ranks of the last stage
   std::optional<Decoder> decoder_;              // set by Load, as the next
   std::optional<VocabularyShards> vocabulary_;  // of the ranks of the last stage
   std::uint64_t content_hash_ = 0;              // of the file's metadata and tensors

@@ -1,0 +1,95 @@
+"""A constrained answer has the same bits alone and among others, preempted, speculated and replayed."""
+
+import concurrent.futures
+import json
+import os
+import signal
+
+import pytest
+
+from flotilla_server import MODEL, SANITIZED, Fleet, Server, wait_until
+from fleet_test import Stream
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 16},
+                   "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                   "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+                   "address": {"$ref": "#/$defs/address"}},
+    "required": ["name", "age", "tags", "address"], "additionalProperties": False,
+    "$defs": {"address": {"type": "object", "properties": {"street": {"type": "string", "maxLength": 12},
+                                                           "number": {"type": "integer"}},
+                          "required": ["street", "number"], "additionalProperties": False}}}
+
+
+def requests():
+    """Schemas, a regular expression, a grammar and choices; greedy and sampled."""
+    constraints = [{"json": SCHEMA}, {"regex": r"[A-Z][a-z]{2,9}( [A-Z][a-z]{2,9}){1,3}\."},
+                   {"grammar": 'root ::= item ("," item){2,5}\nitem ::= [0-9]{1,3}'},
+                   {"choice": ["north", "south", "east", "west"]}]
+    return [dict(model=MODEL, prompt=f"This is a description of person number {i}:\n",
+                 structured_outputs=constraints[i % 4], temperature=(i // 4) / 2, seed=i, max_tokens=64,
+                 logprobs=2, return_token_ids=True)
+            for i in range(8 if SANITIZED else 12)]
+
+
+def ask(server, body):
+    answer = server.post("/v1/completions", **body)["choices"][0]
+    return answer["token_ids"], answer["logprobs"], answer["finish_reason"], answer["text"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Each answer with nobody beside it."""
+    with Server(tmp_path_factory.mktemp("alone")) as server:
+        return [ask(server, body) for body in requests()]
+
+
+def test_answers_follow_their_constraints(alone):
+    for body, (_, _, reason, text) in zip(requests(), alone):
+        if reason == "length":
+            continue
+        if "json" in body["structured_outputs"]:
+            assert list(json.loads(text)) == ["name", "age", "tags", "address"]
+        if "choice" in body["structured_outputs"]:
+            assert text in body["structured_outputs"]["choice"]
+    assert sum(reason == "stop" for _, _, reason, _ in alone) >= len(alone) * 2 // 3
+
+
+@pytest.mark.parametrize("flags", [
+    (), ("--kv-blocks", "24", "--max-batch-tokens", "48"), ("--speculation", "ngram"),
+    ("--speculation", "draft", "--draft-layers", "30"), ("--kv-blocks", "24", "--host-blocks", "400")],
+    ids=["batch", "preempted", "ngram", "draft", "swapped"])
+def test_company_changes_no_bit(tmp_path, alone, flags):
+    with Server(tmp_path, *flags) as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
+        # Free requests beside them, and each of them twice.
+        free = [pool.submit(server.post, "/v1/completions", model=MODEL, prompt=f"Number {i} is",
+                            max_tokens=48, ignore_eos=True) for i in range(8)]
+        answers = [pool.submit(ask, server, body) for body in requests() * 2]
+        assert [one.result() for one in answers] == alone * 2
+        for one in free:
+            assert one.result()["usage"]["completion_tokens"] == 48
+        if "--kv-blocks" in flags:
+            assert server.metric("flotilla_scheduler_preemptions_total") > 0
+        if "draft" in flags:
+            assert server.metric("flotilla_scheduler_speculation_tokens_total", kind="accepted") > 0
+        server.wait_idle()
+
+
+def test_choices_go_on_by_themselves(tmp_path):
+    body = dict(requests()[4], n=4, temperature=1)
+    with Server(tmp_path) as server:
+        texts = {choice["text"] for choice in server.post("/v1/completions", **body)["choices"]}
+    assert len(texts) == 4
+
+
+def test_a_replay_goes_on_with_the_same_bits(tmp_path):
+    bodies = requests()[:6]
+    with Fleet(tmp_path) as fleet:
+        expected = [Stream(fleet.url, body).run().answer() for body in bodies]
+    with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        streams = [Stream(fleet.url, body) for body in bodies]
+        running = [pool.submit(stream.run) for stream in streams]
+        wait_until(lambda: all(stream.token_count() > 3 for stream in streams[:3]))
+        os.kill(fleet.group.members()[0][0], signal.SIGKILL)
+        assert [one.result().answer() for one in running] == expected

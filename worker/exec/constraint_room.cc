@@ -1,0 +1,98 @@
+#include "worker/exec/constraint_room.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace flotilla::worker {
+namespace {
+
+RowMask Refused(absl::string_view why) {
+  return {.state = RowMask::State::kRefused,
+          .allowed = {},
+          .reason = std::string(why.substr(0, SequenceResult::kMaxReason))};
+}
+
+// The same for every row.
+class SameMasks final : public RowMasks {
+ public:
+  explicit SameMasks(RowMask mask) : mask_(std::move(mask)) {}
+  RowMask Wait(std::size_t, std::uint32_t, absl::Duration) override { return mask_; }
+
+ private:
+  const RowMask mask_;
+};
+
+class MasksOfStep final : public RowMasks {
+ public:
+  explicit MasksOfStep(std::shared_ptr<StepMasks> masks) : masks_(std::move(masks)) {}
+
+  RowMask Wait(std::size_t item, std::uint32_t at, absl::Duration patience) override {
+    const MaskOutcome outcome = masks_->Wait(item, at, patience);
+    switch (outcome.state) {
+      case MaskOutcome::State::kReady:
+        return {.state = RowMask::State::kReady, .allowed = outcome.allowed, .reason = {}};
+      case MaskOutcome::State::kLate:
+        return {};
+      case MaskOutcome::State::kRefused:
+        break;
+    }
+    return Refused(outcome.refusal.message());
+  }
+
+ private:
+  const std::shared_ptr<StepMasks> masks_;
+};
+
+}  // namespace
+
+ConstraintRoom::~ConstraintRoom() {
+  if (opener_.joinable()) opener_.join();
+}
+
+absl::StatusOr<std::unique_ptr<ConstraintMasks>> ConstraintRoom::Open() const {
+  auto bundle = file_->ReadTokenizer();
+  if (!bundle.ok()) return bundle.status();
+  auto vocabulary = ReadConstraintVocabulary(*bundle);
+  if (!vocabulary.ok()) return vocabulary.status();
+  ConstraintMasksOptions options{.vocabulary = *std::move(vocabulary), .clock = &clock_};
+  options.compiler.program = program_;
+  return ConstraintMasks::Create(std::move(options));
+}
+
+std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
+                                                absl::Span<const std::size_t> items) {
+  if (!opener_.joinable()) {
+    opener_ = std::thread([this] {
+      auto masks = Open();
+      absl::MutexLock lock(&mu_);
+      masks_ = std::move(masks);
+      is_open_ = true;
+    });
+  }
+  ConstraintMasks* masks = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!is_open_) return std::make_shared<SameMasks>(RowMask());
+    if (!masks_.ok()) {
+      return std::make_shared<SameMasks>(Refused(absl::StrCat(
+          "there are no grammars for the model's tokenizer: ", masks_.status().message())));
+    }
+    masks = masks_->get();
+  }
+  std::vector<MaskItem> wanted;
+  wanted.reserve(items.size());
+  for (const std::size_t i : items) {
+    const BatchItem& item = batch.items[i];
+    const std::size_t first_draft = item.row_begin + item.row_count - item.drafts;
+    wanted.push_back(
+        {.sequence = item.sequence,
+         .constraint = &item.sampling->constraint,
+         .outputs = item.known.last(item.output_index),
+         .drafts = absl::MakeConstSpan(batch.tokens).subspan(first_draft, item.drafts)});
+  }
+  return std::make_shared<MasksOfStep>(masks->Begin(wanted));
+}
+
+}  // namespace flotilla::worker

@@ -1,0 +1,53 @@
+// ConstraintRoom: where a rank gets the masks of its constrained rows.
+//
+// It reads the model's tokenizer when the first constraint comes, on a thread of its own. Until it
+// has, and while a grammar is compiled, masks are late.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "common/rt/clock.h"
+#include "model/checkpoint.h"
+#include "worker/compute/row_masks.h"
+#include "worker/constraint/constraint_masks.h"
+#include "worker/core/group_state.h"
+
+namespace flotilla::worker {
+
+class ConstraintRoom {
+ public:
+  // `program` is that which compiles grammars (CompilerOptions::program). `clock` outlives the
+  // room.
+  ConstraintRoom(std::shared_ptr<const model::Checkpoint> file, std::string program,
+                 const Clock& clock)
+      : file_(std::move(file)), program_(std::move(program)), clock_(clock) {}
+  ~ConstraintRoom();
+  ConstraintRoom(const ConstraintRoom&) = delete;
+  ConstraintRoom& operator=(const ConstraintRoom&) = delete;
+
+  // The masks of the rows that sample, of these items of a batch, which all have constraints. They
+  // are numbered as `items` is. The batch is not needed afterwards. It never blocks. One thread
+  // calls it.
+  std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items);
+
+ private:
+  absl::StatusOr<std::unique_ptr<ConstraintMasks>> Open() const;
+
+  const std::shared_ptr<const model::Checkpoint> file_;
+  const std::string program_;
+  const Clock& clock_;
+  std::thread opener_;
+  absl::Mutex mu_;
+  bool is_open_ ABSL_GUARDED_BY(mu_) = false;
+  // Set once it is open. The error says that no constraint can be followed.
+  absl::StatusOr<std::unique_ptr<ConstraintMasks>> masks_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace flotilla::worker
