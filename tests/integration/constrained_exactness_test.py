@@ -56,22 +56,25 @@ def test_answers_follow_their_constraints(alone):
     assert sum(reason == "stop" for _, _, reason, _ in alone) >= len(alone) * 2 // 3
 
 
-@pytest.mark.parametrize("flags", [
-    (), ("--kv-blocks", "24", "--max-batch-tokens", "48"), ("--speculation", "ngram"),
-    ("--speculation", "draft", "--draft-layers", "30"), ("--kv-blocks", "24", "--host-blocks", "400")],
-    ids=["batch", "preempted", "ngram", "draft", "swapped"])
-def test_company_changes_no_bit(tmp_path, alone, flags):
-    with Server(tmp_path, *flags) as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
-        # Free requests beside them, and each of them twice.
-        free = [pool.submit(server.post, "/v1/completions", model=MODEL, prompt=f"Number {i} is",
-                            max_tokens=48, ignore_eos=True) for i in range(8)]
+HOW = {"batch": (), "preempted": ("--kv-blocks", "20", "--max-batch-tokens", "48"),
+       "swapped": ("--kv-blocks", "20", "--host-blocks", "400"), "ngram": ("--speculation", "ngram"),
+       "draft": ("--speculation", "draft", "--draft-layers", "30")}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_company_changes_no_bit(tmp_path, alone, how):
+    with Server(tmp_path, *HOW[how]) as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
+        # Each of them twice, and free requests, which take the blocks of those that have begun.
         answers = [pool.submit(ask, server, body) for body in requests() * 2]
+        wait_until(lambda: server.metric("flotilla_scheduler_tokens_total", kind="generated") > 16, "tokens")
+        free = [pool.submit(server.post, "/v1/completions", model=MODEL, prompt=f"Number {i} is",
+                            max_tokens=48, ignore_eos=True, priority=5) for i in range(8)]
         assert [one.result() for one in answers] == alone * 2
         for one in free:
             assert one.result()["usage"]["completion_tokens"] == 48
-        if "--kv-blocks" in flags:
-            assert server.metric("flotilla_scheduler_preemptions_total") > 0
-        if "draft" in flags:
+        if mode := {"preempted": "recompute", "swapped": "swap"}.get(how):
+            assert server.metric("flotilla_scheduler_preemptions_total", mode=mode) > 0
+        if how == "draft":
             assert server.metric("flotilla_scheduler_speculation_tokens_total", kind="accepted") > 0
         server.wait_idle()
 
@@ -90,6 +93,6 @@ def test_a_replay_goes_on_with_the_same_bits(tmp_path):
     with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(6) as pool:
         streams = [Stream(fleet.url, body) for body in bodies]
         running = [pool.submit(stream.run) for stream in streams]
-        wait_until(lambda: all(stream.token_count() > 3 for stream in streams[:3]))
+        wait_until(lambda: all(stream.token_count() > 3 for stream in streams[:3]), "tokens")
         os.kill(fleet.group.members()[0][0], signal.SIGKILL)
         assert [one.result().answer() for one in running] == expected

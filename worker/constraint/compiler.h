@@ -36,7 +36,7 @@ struct CompilerOptions {
   std::size_t queue = 64;               // constraints that wait; more are refused
   std::size_t cache_bytes = 64u << 20;  // of grammars and texts
   // From the first request for a constraint to its grammar.
-  absl::Duration patience = absl::Seconds(10);
+  absl::Duration patience = absl::Seconds(30);
   // How long a constraint is refused that has ended the process or has taken too much memory.
   absl::Duration ban = absl::Minutes(10);
 };

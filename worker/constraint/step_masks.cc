@@ -1,6 +1,8 @@
 #include "worker/constraint/step_masks.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -42,6 +44,14 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
   if (!IsLateForGood(items_[item])) return {};
   return {.state = MaskOutcome::State::kRefused,
           .refusal = absl::DeadlineExceededError("The grammar's masks take too long")};
+}
+
+void StepMasks::AwaitGrammars(absl::Duration patience) {
+  const auto all_are_compiled = [](std::vector<Progress>* items) {
+    return std::ranges::none_of(*items, &Progress::compiling);
+  };
+  absl::MutexLock lock(&mu_);
+  mu_.AwaitWithTimeout(absl::Condition(+all_are_compiled, &progress_), patience);
 }
 
 bool StepMasks::IsLateForGood(const Item& item) const {

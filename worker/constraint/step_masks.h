@@ -59,6 +59,8 @@ class StepMasks {
   // It does not wait for a grammar that is being compiled. The rows behind a draft that the grammar
   // does not allow have masks without a bit, and nothing must come of them.
   MaskOutcome Wait(std::size_t item, std::size_t row, absl::Duration patience);
+  // Waits at most `patience` until no grammar of the step is being compiled.
+  void AwaitGrammars(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   friend class ConstraintMasks;

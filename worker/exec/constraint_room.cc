@@ -1,5 +1,6 @@
 #include "worker/exec/constraint_room.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,6 +8,17 @@
 
 namespace flotilla::worker {
 namespace {
+
+// How long a step waits for a grammar if it computes nothing but rows that wait for one. Without
+// this such steps would take the processor from the process that compiles it.
+constexpr absl::Duration kPause = absl::Milliseconds(20);
+
+// Whether the batch has nothing but tokens of constrained answers.
+bool HasOnlyConstrainedTokens(const Batch& batch) {
+  return std::all_of(batch.items.begin(), batch.items.end(), [](const BatchItem& item) {
+    return item.samples && item.sampling->constraint && item.row_count == 1 + item.drafts;
+  });
+}
 
 RowMask Refused(absl::string_view why) {
   return {.state = RowMask::State::kRefused,
@@ -71,9 +83,11 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
       is_open_ = true;
     });
   }
+  const bool pauses = HasOnlyConstrainedTokens(batch);
   ConstraintMasks* masks = nullptr;
   {
     absl::MutexLock lock(&mu_);
+    if (pauses) mu_.AwaitWithTimeout(absl::Condition(&is_open_), kPause);
     if (!is_open_) return std::make_shared<SameMasks>(RowMask());
     if (!masks_.ok()) {
       return std::make_shared<SameMasks>(Refused(absl::StrCat(
@@ -92,7 +106,9 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
          .outputs = item.known.last(item.output_index),
          .drafts = absl::MakeConstSpan(batch.tokens).subspan(first_draft, item.drafts)});
   }
-  return std::make_shared<MasksOfStep>(masks->Begin(wanted));
+  std::shared_ptr<StepMasks> step = masks->Begin(wanted);
+  if (pauses) step->AwaitGrammars(kPause);
+  return std::make_shared<MasksOfStep>(std::move(step));
 }
 
 }  // namespace flotilla::worker

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -33,7 +34,8 @@ class ConstraintRoom {
   ConstraintRoom& operator=(const ConstraintRoom&) = delete;
 
   // The masks of the rows that sample, of these items of a batch, which all have constraints. They
-  // are numbered as `items` is. The batch is not needed afterwards. It never blocks. One thread
+  // are numbered as `items` is. The batch is not needed afterwards. It waits only where the step
+  // has nothing to compute but rows that wait for grammars, and then for at most 20 ms. One thread
   // calls it.
   std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items);
 

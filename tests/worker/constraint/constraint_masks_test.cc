@@ -132,7 +132,7 @@ TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
   const std::shared_ptr<StepMasks> step = masks_->Begin({Item(0, ab_, "ab"), Item(1, slow, "")});
   EXPECT_EQ(step->Wait(1, 0, kLong).state, State::kLate);  // at once
   EXPECT_EQ(Allowed(Wait(*step, 0)), "ac$");
-  clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Seconds(10)) - 1);
+  clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Seconds(30)) - 1);
   EXPECT_EQ(step->Wait(1, 0, kLong).state, State::kLate);
   clock_.AdvanceNs(1);
   const MaskOutcome outcome = step->Wait(1, 0, kLong);
