@@ -70,6 +70,11 @@ def test_help_and_version_are_no_errors():
             assert "ports http, grpc and health" in " ".join(done.stdout.split())
 
 
+def test_the_command_that_workers_start_is_not_for_others():
+    assert say("compile-constraints") == (1, [
+        "flotilla: compile-constraints is started by workers, with their socket as standard output"])
+
+
 # --- Ports -------------------------------------------------------------------
 
 

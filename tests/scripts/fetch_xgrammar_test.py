@@ -6,6 +6,7 @@ import http.server
 import io
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -106,6 +107,15 @@ class FetchXgrammar(unittest.TestCase):
         done = self.fetch(self.index.replace("//", "//user:pass%21@"))
         self.assertEqual(done.returncode, 1)
         self.assertNotIn("pass", done.stderr.replace("unpack", ""))
+
+
+class Version(unittest.TestCase):
+    def test_the_program_names_the_version_that_is_fetched(self):
+        version = re.search(r'^VERSION = "(.+)"$', SCRIPT.read_text(encoding="utf-8"), re.M)[1]
+        source = (SCRIPT.parents[1] / "worker/constraint/grammar.cc").read_text(encoding="utf-8")
+        self.assertIn(f'kEngine[] = "xgrammar {version}";', source)
+        self.assertIn(f"XGrammar](https://github.com/mlc-ai/xgrammar) {version} ",
+                      (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

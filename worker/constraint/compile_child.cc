@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -22,8 +23,14 @@
 namespace flotilla::worker {
 namespace {
 
-// Takes the socket from standard output, where other code may write.
-UniqueFd TakeSocket() {
+// Takes the socket from standard output, where other code may write. FAILED_PRECONDITION: it is
+// none.
+absl::StatusOr<UniqueFd> TakeSocket() {
+  struct stat output;
+  if (fstat(STDOUT_FILENO, &output) != 0 || !S_ISSOCK(output.st_mode)) {
+    return absl::FailedPreconditionError(
+        "compile-constraints is started by workers, with their socket as standard output");
+  }
   UniqueFd socket(fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   const UniqueFd nothing(open("/dev/null", O_WRONLY | O_CLOEXEC));
   dup2(nothing.get(), STDOUT_FILENO);
@@ -66,8 +73,9 @@ absl::Status RunCompileChild() {
   prctl(PR_SET_NAME, "flotilla-gram");
   const rlimit no_core{.rlim_cur = 0, .rlim_max = 0};
   setrlimit(RLIMIT_CORE, &no_core);
-  const UniqueFd socket = TakeSocket();
-  const absl::StatusOr<std::string> message = Read(socket.get());
+  const absl::StatusOr<UniqueFd> socket = TakeSocket();
+  if (!socket.ok()) return socket.status();
+  const absl::StatusOr<std::string> message = Read(socket->get());
   if (!message.ok()) return message.status();
   const absl::StatusOr<CompileSetup> setup = DecodeSetup(*message);
   if (!setup.ok()) return setup.status();
@@ -80,8 +88,8 @@ absl::Status RunCompileChild() {
   LimitMemory(setup->limits.memory_bytes);
   std::string answer;  // of the vocabulary
   while (true) {
-    if (absl::Status status = WriteAll(socket.get(), Frame(answer)); !status.ok()) return status;
-    const absl::StatusOr<std::string> next = Read(socket.get());
+    if (absl::Status status = WriteAll(socket->get(), Frame(answer)); !status.ok()) return status;
+    const absl::StatusOr<std::string> next = Read(socket->get());
     if (absl::IsUnavailable(next.status())) return absl::OkStatus();
     if (!next.ok()) return next.status();
     const absl::StatusOr<Constraint> constraint = DecodeConstraint(*next);

@@ -170,6 +170,18 @@ TEST_F(GrammarTest, RefusesOtherTokens) {
   EXPECT_FALSE(GrammarVocabulary::Create({.tokens = {"a"}, .stops = {1}}).ok());
 }
 
+TEST_F(GrammarTest, ForbidsNothingThatAForbiddenTokenEnds) {
+  // "ab" comes right before "acab" in the sorted vocabulary.
+  const auto vocabulary =
+      *GrammarVocabulary::Create({.tokens = {"acab", "ab", "b", ""}, .stops = {3}});
+  const auto compiled = CompileConstraint({Kind::kRegex, "(acab)+"}, *vocabulary, 1 << 24);
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  GrammarMatcher matcher(*Grammar::Read(*compiled, vocabulary));
+  std::uint32_t mask = 0;
+  EXPECT_TRUE(matcher.Fill(absl::MakeSpan(&mask, 1)));
+  EXPECT_EQ(mask, 0b0001u);
+}
+
 TEST_F(GrammarTest, ControlTokensStayForbidden) {
   // The grammar names a control token by its number.
   const absl::StatusOr<std::string> compiled =
