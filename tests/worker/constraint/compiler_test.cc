@@ -35,7 +35,7 @@ class CompilerTest : public ::testing::Test {
 };
 
 TEST_F(CompilerTest, StartsNothingBeforeTheFirstConstraint) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   EXPECT_EQ(CompileProcessId(), 0);
   EXPECT_TRUE(Compile(Regex("a+")).ok());
   const pid_t process = CompileProcessId();
@@ -55,7 +55,7 @@ TEST_F(CompilerTest, StartsNothingBeforeTheFirstConstraint) {
 }
 
 TEST_F(CompilerTest, KeepsGrammarsAndRefusals) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   const auto first = Compile(Regex("a+"));
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(*Compile(Regex("a+")), *first);
@@ -71,7 +71,7 @@ TEST_F(CompilerTest, KeepsGrammarsAndRefusals) {
 }
 
 TEST_F(CompilerTest, RefusesSlowConstraintsForAWhile) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   const auto slow = Compile(SlowConstraint());
   EXPECT_EQ(slow.status(),
             absl::AbortedError("The grammar is refused: it takes more than 100 ms to compile"));
@@ -87,7 +87,7 @@ TEST_F(CompilerTest, RefusesSlowConstraintsForAWhile) {
 }
 
 TEST_F(CompilerTest, RefusesConstraintsThatTakeTooMuchMemory) {
-  CompilerOptions options = SmallCompiler();
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
   options.limits.cpu_us = 60'000'000;
   options.limits.memory_bytes = 24u << 20;
   Start(options);
@@ -98,7 +98,7 @@ TEST_F(CompilerTest, RefusesConstraintsThatTakeTooMuchMemory) {
 }
 
 TEST_F(CompilerTest, RefusesWhatCrashesTheProcess) {
-  CompilerOptions options = SmallCompiler();
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
   options.limits.cpu_us = 60'000'000;
   options.limits.memory_bytes = 1u << 30;
   Start(options);
@@ -117,7 +117,7 @@ TEST_F(CompilerTest, RefusesWhatCrashesTheProcess) {
 }
 
 TEST_F(CompilerTest, BlamesNobodyForAProcessThatDiedIdle) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   ASSERT_TRUE(Compile(Regex("a+")).ok());
   kill(CompileProcessId(), SIGKILL);
   AwaitThat([] { return CompileProcessId() == 0; });
@@ -125,7 +125,7 @@ TEST_F(CompilerTest, BlamesNobodyForAProcessThatDiedIdle) {
 }
 
 TEST_F(CompilerTest, SaysThatTheProcessCannotBeStarted) {
-  CompilerOptions options = SmallCompiler();
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
   options.program = "/nonexistent/flotilla";
   Start(options);
   EXPECT_EQ(Compile(Regex("a+")).status().code(), absl::StatusCode::kUnavailable);
@@ -135,7 +135,7 @@ TEST_F(CompilerTest, SaysThatTheProcessCannotBeStarted) {
 }
 
 TEST_F(CompilerTest, HasABoundedQueue) {
-  CompilerOptions options = SmallCompiler();
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
   options.queue = 2;
   options.limits.cpu_us = 60'000'000;
   Start(options);
@@ -150,7 +150,7 @@ TEST_F(CompilerTest, HasABoundedQueue) {
 }
 
 TEST_F(CompilerTest, GivesUpWhatWaitsTooLong) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   const auto slow = compiler_->Get(SlowConstraint());
   const auto next = compiler_->Get(Regex("a+"));
   clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Seconds(30)));
@@ -161,7 +161,7 @@ TEST_F(CompilerTest, GivesUpWhatWaitsTooLong) {
 }
 
 TEST_F(CompilerTest, DropsWhatWasNotUsedForTheLongest) {
-  CompilerOptions options = SmallCompiler();
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
   options.cache_bytes = 20'000;
   Start(options);
   const auto first = *Compile(Regex("0+"));
@@ -178,14 +178,14 @@ TEST_F(CompilerTest, DropsWhatWasNotUsedForTheLongest) {
 }
 
 TEST_F(CompilerTest, RefusesLongTexts) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   EXPECT_EQ(Compile(Regex(std::string(Constraint::kMaxBytes + 1, 'a'))).status(),
             absl::InvalidArgumentError("The grammar is refused: it has more than 65536 bytes"));
   EXPECT_EQ(CompileProcessId(), 0);
 }
 
 TEST_F(CompilerTest, SleepsWhenThereIsNothingToDo) {
-  Start(SmallCompiler());
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
   ASSERT_TRUE(Compile(Regex("a+")).ok());
   const pid_t process = CompileProcessId();
   // It sleeps in recv, and is waked only by the next constraint.

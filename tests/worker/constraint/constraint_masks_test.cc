@@ -19,7 +19,8 @@ class ConstraintMasksTest : public ::testing::Test {
  protected:
   void Start(ConstraintMasksOptions options = {}) {
     if (options.vocabulary.tokens.empty()) options.vocabulary = SmallVocabulary();
-    if (options.compiler.program == CompilerOptions().program) options.compiler = SmallCompiler();
+    if (options.compiler.program == CompilerOptions().program)
+      options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
     options.clock = &clock_;
     masks_ = *ConstraintMasks::Create(std::move(options));
   }
@@ -123,7 +124,7 @@ TEST_F(ConstraintMasksTest, RefusesAnswersThatDoNotFollow) {
 
 TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
   ConstraintMasksOptions options;
-  options.compiler = SmallCompiler();
+  options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
   options.compiler.limits.cpu_us = 60'000'000;
   options.compiler.limits.memory_bytes = 1u << 30;
   Start(options);
@@ -163,7 +164,7 @@ class StepClock final : public Clock {
 TEST_F(ConstraintMasksTest, RefusesASequenceWhoseMasksAreLateTooOften) {
   const StepClock clock;
   ConstraintMasksOptions options{.vocabulary = SmallVocabulary(), .clock = &clock};
-  options.compiler = SmallCompiler();
+  options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
   options.compiler.patience = absl::Hours(10);
   masks_ = *ConstraintMasks::Create(options);
   // Each token takes longer than the one before.

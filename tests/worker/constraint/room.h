@@ -10,15 +10,17 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "common/types/constraint.h"
 #include "worker/constraint/compiler.h"
 
 namespace flotilla::worker {
 
-inline CompilerOptions SmallCompiler() {
+// `program`: a flotilla.
+inline CompilerOptions SmallCompiler(std::string program) {
   CompilerOptions options;
-  options.program = FLOTILLA_PROGRAM;
+  options.program = std::move(program);
   options.limits.cpu_us = 100'000;
   options.limits.memory_bytes = 512u << 20;
   return options;
