@@ -84,7 +84,7 @@ absl::Status RunCompileChild() {
   if (!vocabulary.ok()) return vocabulary.status();
   // The lowest priority is for what may take long. A busy machine would make the start take
   // seconds.
-  setpriority(PRIO_PROCESS, 0, 19);
+  setpriority(PRIO_PROCESS, 0, setup->limits.nice);
   LimitMemory(setup->limits.memory_bytes);
   std::string answer;  // of the vocabulary
   while (true) {

@@ -17,6 +17,7 @@ namespace flotilla::worker {
 // Limits of the process.
 struct CompileLimits {
   std::int64_t cpu_us = 2'000'000;            // processor time of one compile
+  std::int32_t nice = 19;                     // its priority; 19 is the lowest
   std::uint64_t memory_bytes = 512ull << 20;  // above what it has after the vocabulary
   // Of a compiled grammar and of its text. (Reading 16 MiB takes a worker half a second.)
   std::uint64_t compiled_bytes = 16ull << 20;

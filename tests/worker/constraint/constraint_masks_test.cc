@@ -4,7 +4,6 @@
 
 #include "common/rt/clock.h"
 #include "model/checkpoint.h"
-#include "tests/support/manual_clock.h"
 #include "tests/support/test_model.h"
 #include "tests/worker/constraint/room.h"
 #include "tests/worker/constraint/small_vocabulary.h"
@@ -60,7 +59,7 @@ class ConstraintMasksTest : public ::testing::Test {
     return Allowed(Wait(*step, 0));
   }
 
-  testing::ManualClock clock_;
+  SharedClock clock_;
   std::deque<std::vector<TokenId>> kept_;
   std::unique_ptr<ConstraintMasks> masks_;
   const Constraint ab_ = Regex("(ab)+c?");
@@ -133,13 +132,13 @@ TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
   const std::shared_ptr<StepMasks> step = masks_->Begin({Item(0, ab_, "ab"), Item(1, slow, "")});
   EXPECT_EQ(step->Wait(1, 0, kLong).state, State::kLate);  // at once
   EXPECT_EQ(Allowed(Wait(*step, 0)), "ac$");
-  clock_.AdvanceNs(absl::ToInt64Nanoseconds(absl::Seconds(30)) - 1);
+  clock_.Advance(absl::Minutes(1) - absl::Nanoseconds(1));
   EXPECT_EQ(step->Wait(1, 0, kLong).state, State::kLate);
-  clock_.AdvanceNs(1);
+  clock_.Advance(absl::Nanoseconds(1));
   const MaskOutcome outcome = step->Wait(1, 0, kLong);
   EXPECT_EQ(outcome.state, State::kRefused);
   EXPECT_EQ(outcome.refusal,
-            absl::DeadlineExceededError("The grammar is refused: it was not compiled within 10s"));
+            absl::DeadlineExceededError("The grammar is refused: it was not compiled within 1m"));
 }
 
 TEST_F(ConstraintMasksTest, AGrammarMayBePrepared) {
@@ -152,17 +151,8 @@ TEST_F(ConstraintMasksTest, AGrammarMayBePrepared) {
   EXPECT_TRUE(ready());
 }
 
-// Another clock than that of the test stands for the time that waits take.
-class StepClock final : public Clock {
- public:
-  std::int64_t NowNs() const override { return now_ns_ += 20'000'000; }
-
- private:
-  mutable std::atomic<std::int64_t> now_ns_ = 0;
-};
-
 TEST_F(ConstraintMasksTest, RefusesASequenceWhoseMasksAreLateTooOften) {
-  const StepClock clock;
+  const SharedClock clock(absl::Milliseconds(20));  // stands for the time that waits take
   ConstraintMasksOptions options{.vocabulary = SmallVocabulary(), .clock = &clock};
   options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
   options.compiler.patience = absl::Hours(10);
@@ -213,6 +203,7 @@ TEST(ConstraintMasksSpeed, Measure) {
   const SteadyClock clock;
   CompilerOptions compiler;
   compiler.program = FLOTILLA_PROGRAM;
+  compiler.limits.nice = 0;
   const auto room =
       *ConstraintMasks::Create({.vocabulary = words, .compiler = compiler, .clock = &clock});
   const std::string field = R"("type":"object","additionalProperties":false,)";

@@ -6,22 +6,42 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/time/time.h"
+#include "common/rt/clock.h"
 #include "common/types/constraint.h"
 #include "worker/constraint/compiler.h"
 
 namespace flotilla::worker {
 
+// A clock that tests move while others read it.
+class SharedClock final : public Clock {
+ public:
+  // `per_read`: how far it moves by itself whenever it is read.
+  explicit SharedClock(absl::Duration per_read = absl::ZeroDuration())
+      : per_read_ns_(absl::ToInt64Nanoseconds(per_read)) {}
+  std::int64_t NowNs() const override { return now_ns_ += per_read_ns_; }
+  void Advance(absl::Duration by) { now_ns_ += absl::ToInt64Nanoseconds(by); }
+
+ private:
+  const std::int64_t per_read_ns_;
+  mutable std::atomic<std::int64_t> now_ns_ = 0;
+};
+
 // `program`: a flotilla.
 inline CompilerOptions SmallCompiler(std::string program) {
   CompilerOptions options;
   options.program = std::move(program);
+  options.patience = absl::Minutes(1);
   options.limits.cpu_us = 100'000;
+  options.limits.nice = 0;  // so that no other test makes this one wait
   options.limits.memory_bytes = 512u << 20;
   return options;
 }
