@@ -37,7 +37,7 @@ OrderedJson SchemaWalk::Object(const Schema& schema) {
   if (ok()) ReadOthers(schema, parts);
   if (ok()) ReadPatterns(schema, parts);
   if (ok()) ReadNames(schema, parts);
-  if (ok()) AddRequired(schema, parts);
+  if (ok()) AddRequired(parts);
   return ok() ? WriteObject(schema, parts) : OrderedJson(false);
 }
 
@@ -93,6 +93,11 @@ void SchemaWalk::ReadPatterns(const Schema& schema, ObjectParts& parts) {
   }
   if (!ok()) return;
   const std::string& pattern = patterns->get_ref<const OrderedJson::object_t&>().front().first;
+  // Python's validator takes an empty pattern for none.
+  if (pattern.empty()) {
+    Refuse(schema.place, "patternProperties", "is supported only with a pattern that is not empty");
+    return;
+  }
   const auto node = ParseRegex(pattern, RegexUse::kJsonString);
   if (!node.ok()) {
     Refuse(schema.place, "patternProperties", std::string(node.status().message()));
@@ -154,12 +159,15 @@ void SchemaWalk::ReadNames(const Schema& schema, ObjectParts& parts) {
     if (!allowed.contains(name)) property = false;
   }
   parts.others = false;
+  parts.asked = true;
 }
 
-// Names that are required without being properties are others.
-void SchemaWalk::AddRequired(const Schema&, ObjectParts& parts) {
+// Names that are required without being properties are others, which there may be if the schema
+// does not say that there are none.
+void SchemaWalk::AddRequired(ObjectParts& parts) {
+  const OrderedJson other = parts.asked ? parts.others : OrderedJson::object();
   for (const std::string& name : parts.required) {
-    if (parts.names.insert(name).second) parts.properties.emplace_back(name, parts.others);
+    if (parts.names.insert(name).second) parts.properties.emplace_back(name, other);
   }
 }
 

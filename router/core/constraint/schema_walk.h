@@ -65,7 +65,7 @@ class SchemaWalk {
   void ReadOthers(const Schema& schema, ObjectParts& parts);
   void ReadPatterns(const Schema& schema, ObjectParts& parts);
   void ReadNames(const Schema& schema, ObjectParts& parts);
-  void AddRequired(const Schema& schema, ObjectParts& parts);
+  void AddRequired(ObjectParts& parts);
   OrderedJson WriteObject(const Schema& schema, ObjectParts& parts);
 
   // Keeps the first refusal. Returns false, as a schema.

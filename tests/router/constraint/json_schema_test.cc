@@ -1,0 +1,139 @@
+// Tests which schemas are accepted, which are refused and with which message, and what is written.
+#include "router/core/constraint/json_schema.h"
+
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+namespace flotilla::router {
+namespace {
+
+std::string Written(std::string_view schema) {
+  const auto constraint = JsonSchemaConstraintFromText(schema);
+  if (!constraint.ok()) return std::string(constraint.status().message());
+  EXPECT_EQ(constraint->kind, Constraint::Kind::kJsonSchema);
+  return constraint->text;
+}
+
+// Each line has a schema, or its text, and "refused" with the message unless it is accepted.
+void CheckFile(const std::string& path, std::size_t least) {
+  std::ifstream file(path);
+  ASSERT_TRUE(file.is_open()) << "run the test from the source folder";
+  std::size_t count = 0;
+  for (std::string line; std::getline(file, line); ++count) {
+    const OrderedJson test = *ParseOrderedJson(line);
+    const OrderedJson& json = *Find(test, "schema");
+    const auto schema = json.is_string() ? JsonSchemaConstraintFromText(json.get<std::string>())
+                                         : JsonSchemaConstraint(json);
+    const OrderedJson* refused = Find(test, "refused");
+    EXPECT_EQ(schema.ok() ? "" : std::string(schema.status().message()),
+              refused == nullptr ? "" : refused->get<std::string>())
+        << line;
+  }
+  EXPECT_GE(count, least);
+}
+
+TEST(JsonSchema, OfClients) { CheckFile("tests/data/schemas/own.jsonl", 200); }
+TEST(JsonSchema, OfTheSuite) { CheckFile("tests/data/schemas/draft2020-12.jsonl", 438); }
+
+TEST(JsonSchema, IsWrittenAsXGrammarKeepsIt) {
+  const std::pair<std::string, std::string> cases[] = {
+      // Properties stay in the client's order, and there are no others.
+      {R"({"type":"object","properties":{"b":{"type":"integer","title":"B"},"a":{"const":1}}})",
+       R"({"type":"object","properties":{"b":{"type":"integer"},"a":{"enum":[1]}},)"
+       R"("additionalProperties":false})"},
+      {R"({"type":"object"})", R"({"type":"object","additionalProperties":{}})"},
+      {R"({"type":["null","string"]})", R"({"anyOf":[{"type":"null"},{"type":"string"}]})"},
+      {R"({"minLength":1,"minimum":2})",
+       R"({"anyOf":[{"type":"number","minimum":2.0},{"type":"string","pattern":)"
+       R"("^(?:[\\u0020-\\u0021\\u0023-\\u005b\\u005d-\\u07ff]|[\\u0800-\\ud7ff\\ue000-\\uffff]|)"
+       R"([\\u{10000}-\\u{10ffff}])+$"}]})"},
+      {R"({"type":"integer","minimum":0.5,"exclusiveMaximum":7})",
+       R"({"type":"integer","minimum":1,"maximum":6})"},
+      {R"({"type":"array","prefixItems":[true,{"type":"null"}],"maxItems":1})",
+       R"({"type":"array","prefixItems":[{}],"items":false})"},
+      {R"({"oneOf":[{"type":"null"},{"type":"string"}]})",
+       R"({"anyOf":[{"type":"null"},{"type":"string"}]})"},
+      {R"({"$ref":"#/definitions/a~1b%20c","definitions":{"a/b c":{"$ref":"#/definitions/x"},)"
+       R"("x":{"type":"null"}}})",
+       R"({"$ref":"#/$defs/0","$defs":{"0":{"$ref":"#/$defs/1"},"1":{"type":"null"}}})"},
+      {R"({"type":"object","propertyNames":{"enum":["a","b"]},"additionalProperties":{"type":"null"}})",
+       R"({"type":"object","properties":{"a":{"type":"null"},"b":{"type":"null"}},)"
+       R"("additionalProperties":false})"},
+      {R"({"type":"object","properties":{"a":false,"b":true},"required":["b","c"]})",
+       R"({"type":"object","properties":{"b":{},"c":{}},"required":["b","c"],)"
+       R"("additionalProperties":false})"},
+      {R"({"type":"string","pattern":"^[a-z]*$","minLength":2,"maxLength":4})",
+       R"({"type":"string","pattern":"^[a-z]{2,4}$"})"},
+      {R"({"type":"string","pattern":"^$"})", R"({"enum":[""]})"},
+  };
+  for (const auto& [schema, written] : cases) EXPECT_EQ(Written(schema), written) << schema;
+}
+
+// XGrammar takes these for one schema, if nothing else tells them apart.
+TEST(JsonSchema, NamesThatXGrammarOverlooksAreToldApart) {
+  const std::string written =
+      Written(R"({"anyOf":[{"type":"object","properties":{"title":{"type":"string"}}},)"
+              R"({"type":"object","properties":{"title":{"type":"null"}}}]})");
+  EXPECT_NE(written.find(R"("x-number":0)"), std::string::npos) << written;
+  EXPECT_NE(written.find(R"("x-number":1)"), std::string::npos) << written;
+}
+
+TEST(JsonSchema, EqualSchemasHaveEqualTexts) {
+  EXPECT_EQ(Written(R"({"description":"x","type":"integer","title":"y","minimum":1})"),
+            Written(R"({ "minimum" : 1.0, "type" : "integer" })"));
+}
+
+TEST(JsonSchema, ErrorsNameThePlace) {
+  EXPECT_EQ(Written(R"({"type":"object","properties":{"a":{"type":"array","items":{"not":{}}}}})"),
+            R"(/properties/a/items: "not" is not supported)");
+  EXPECT_EQ(
+      Written(R"({"anyOf":[{"type":"null"},{"$ref":"#/$defs/a~1"}],"$defs":{"a/":{"if":1}}})"),
+      R"(/$defs/a~1: "if" is not supported)");
+  EXPECT_EQ(Written(R"({"properties":{"~/":{"contains":{}}}})"),
+            R"(/properties/~0~1: "contains" is not supported)");
+  // A long name is cut between two characters.
+  std::string name;
+  for (int i = 0; i < 5000; ++i) name += "\u00e9";
+  const std::string message = Written(R"({"properties":{")" + name + R"(":{"not":{}}}})");
+  EXPECT_LT(message.size(), 200u);
+  EXPECT_NE(message.find("\u00e9..."), std::string::npos) << message;
+}
+
+TEST(JsonSchema, IsBounded) {
+  const auto nested = [](int depth) {
+    std::string schema = R"({"type":"null"})";
+    for (int i = 1; i < depth; ++i) schema = R"({"type":"array","items":)" + schema + "}";
+    return schema;
+  };
+  EXPECT_EQ(Written(nested(kMaxSchemaDepth)).front(), '{');
+  EXPECT_NE(Written(nested(kMaxSchemaDepth + 1)).find("nested deeper than 16"), std::string::npos);
+  EXPECT_NE(Written(nested(5000)).find("nested deeper"), std::string::npos);
+
+  const auto many = [](int count) {
+    std::string schema = R"({"properties":{"a":{"type":"null"})";
+    for (int i = 2; i < count; ++i) schema += R"(,")" + std::to_string(i) + R"(":{"type":"null"})";
+    return schema + "}}";
+  };
+  EXPECT_EQ(Written(many(kMaxSubschemas)).front(), '{');
+  EXPECT_NE(Written(many(kMaxSubschemas + 1)).find("more than 1000"), std::string::npos);
+
+  const std::string large = R"({"enum":[")" + std::string(Constraint::kMaxBytes, 'x') + R"("]})";
+  EXPECT_NE(Written(large).find("at most 65536"), std::string::npos);
+  std::string values = R"({"enum":[0)";
+  for (std::size_t i = 0; i < kMaxOrderedValues; ++i) values += ",0";
+  EXPECT_NE(Written(values + "]}").find("more than 32768 values"), std::string::npos);
+}
+
+TEST(JsonSchema, WhatIsNoJsonIsRefused) {
+  for (const char* text : {"", "{", "[1,2", R"({"a":1,"a":2})", "\"\xff\"", R"({"enum":[1e999]})",
+                           R"({"enum":[99999999999999999999]})"}) {
+    EXPECT_FALSE(JsonSchemaConstraintFromText(text).ok()) << text;
+  }
+  EXPECT_EQ(Written("[]"), "this must be an object, true or false");
+}
+
+}  // namespace
+}  // namespace flotilla::router
