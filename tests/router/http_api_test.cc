@@ -380,6 +380,23 @@ TEST_F(HttpTest, ErrorInMidStreamIsAnEventAndNotAnEnd) {
   EXPECT_EQ(response.headers.at("x-should-retry"), "false");
 }
 
+// The engine compiles the form of an answer, so it may refuse it once the request is admitted.
+TEST_F(HttpTest, AFormThatTheEngineRefusesIsTheClientsError) {
+  Serve();
+  const absl::Status refused = absl::InvalidArgumentError("the grammar was refused: no rule 'x'");
+  const std::string form = R"(,"grammar":"root ::= x")";
+  engine_->Script({.error = refused, .error_at = 0});
+  const HttpResponse response = Chat(form);
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(response.json()["error"]["type"], "invalid_request_error");
+  EXPECT_EQ(response.json()["error"]["message"], "the grammar was refused: no rule 'x'");
+
+  engine_->Script({.error = refused, .error_at = 0});
+  const auto events = Chat(form + R"(,"stream":true)").events();
+  EXPECT_EQ(json::parse(events.back())["error"]["type"], "invalid_request_error");
+  EXPECT_EQ(std::count(events.begin(), events.end(), "[DONE]"), 0);
+}
+
 TEST_F(HttpTest, PermissiveServersSayWhatTheyIgnored) {
   Fixture setup;
   setup.http.permissive = true;

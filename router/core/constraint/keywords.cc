@@ -10,7 +10,6 @@ constexpr auto kAnnotation = KeywordUse::kAnnotation, kCombination = KeywordUse:
                kAssertion = KeywordUse::kAssertion, kRefused = KeywordUse::kRefused;
 constexpr unsigned kNumeric = kIntegerType | kNumberType;
 
-// In the order of the table in docs/api.md, which a test compares.
 constexpr Keyword kKeywords[] = {
     {"type", KeywordUse::kType},
     {"enum", kCombination},
@@ -83,6 +82,8 @@ constexpr std::string_view kTypeNames[] = {"null",   "boolean", "integer", "numb
                                            "string", "array",   "object"};
 
 }  // namespace
+
+std::span<const Keyword> Keywords() { return kKeywords; }
 
 const Keyword* FindKeyword(std::string_view name) {
   const auto* const row = std::find_if(std::begin(kKeywords), std::end(kKeywords),

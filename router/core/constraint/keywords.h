@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace flotilla::router {
@@ -32,6 +33,9 @@ struct Keyword {
   unsigned types = 0;            // of an assertion
   std::string_view reason = "";  // of a refusal; empty: it is not supported
 };
+
+// All keywords.
+std::span<const Keyword> Keywords();
 
 // Null for a word that is no keyword.
 const Keyword* FindKeyword(std::string_view name);

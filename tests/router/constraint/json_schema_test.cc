@@ -2,10 +2,13 @@
 #include "router/core/constraint/json_schema.h"
 
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 
 #include <gtest/gtest.h>
+
+#include "router/core/constraint/keywords.h"
 
 namespace flotilla::router {
 namespace {
@@ -125,6 +128,16 @@ TEST(JsonSchema, IsBounded) {
   std::string values = R"({"enum":[0)";
   for (std::size_t i = 0; i < kMaxOrderedValues; ++i) values += ",0";
   EXPECT_NE(Written(values + "]}").find("more than 32768 values"), std::string::npos);
+}
+
+TEST(JsonSchema, KeywordsAreDocumented) {
+  std::ifstream file("docs/api.md");
+  ASSERT_TRUE(file.is_open()) << "run the test from the source folder";
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  for (const Keyword& keyword : Keywords()) {
+    EXPECT_NE(text.find('`' + std::string(keyword.name) + '`'), std::string::npos)
+        << keyword.name << " is not in docs/api.md";
+  }
 }
 
 TEST(JsonSchema, WhatIsNoJsonIsRefused) {
