@@ -114,7 +114,8 @@ TEST(Parameters, OfTheSamplerAreAllFieldsOfTheInternalMessage) {
   const Descriptor* message = v1::Sampling::descriptor();
   for (int i = 0; i < message->field_count(); ++i) fields.insert(message->field(i)->name());
   std::set<std::string> rows = {"seed",           "biased_tokens",   "biases",
-                                "allowed_tokens", "bad_word_tokens", "bad_word_lengths"};
+                                "allowed_tokens", "bad_word_tokens", "bad_word_lengths",
+                                "constraint"};
   ForEachOfSampler([&rows](const Parameter& row, auto) { rows.insert(std::string(row.name)); });
   EXPECT_EQ(fields, rows);
 }
@@ -136,6 +137,10 @@ const std::map<std::string, std::string>& OtherFields() {
       {"X-Request-Id", "(a header; request_id)"},
       {"traceparent", "(metadata of that name)"},
       {"return_tokens_as_token_ids", "(tokens come with id and bytes)"},
+      {"response_format", "structured_outputs.json_schema structured_outputs.json_object"},
+      {"structured_outputs",
+       "structured_outputs.regex structured_outputs.grammar structured_outputs.choice "
+       "structured_outputs.structural_tag"},
   };
   return fields;
 }
