@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/progress.h"
 #include "cli/text_file.h"
+#include "common/report/svg_plot.h"
 #include "common/rt/clock.h"
 #include "common/rt/cpu_quota.h"
 #include "kernels/ops.h"
@@ -28,7 +29,6 @@
 #include "quantize/gguf_types.h"
 #include "quantize/quantize_gguf.h"
 #include "quantize/quantize_model.h"
-#include "simulator/svg_plot.h"
 
 namespace flotilla::cli {
 namespace {
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> ReadTexts(const std::string& p
 // is called "model.layers.3.mlp.down_proj.weight", or similarly.
 std::string DrawErrors(const quantize::QuantizeReport& report, const std::string& method) {
   std::vector<std::string> kinds;
-  std::vector<simulator::SvgPlot> panels;
+  std::vector<SvgPlot> panels;
   for (const quantize::MatrixReport& matrix : report.matrices) {
     const std::vector<std::string> parts = absl::StrSplit(matrix.name, '.');
     double layer = 0;
@@ -97,7 +97,7 @@ std::string DrawErrors(const quantize::QuantizeReport& report, const std::string
     const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
     if (at == static_cast<std::ptrdiff_t>(kinds.size())) {
       kinds.push_back(kind);
-      simulator::SvgPlot& panel = panels.emplace_back();
+      SvgPlot& panel = panels.emplace_back();
       panel.title = kind;
       panel.x_label = "layer";
       panel.y_label = "error";
@@ -105,11 +105,11 @@ std::string DrawErrors(const quantize::QuantizeReport& report, const std::string
       panel.series = {{.name = method, .points = {}, .marks = true},
                       {.name = "round to nearest", .points = {}, .marks = true}};
     }
-    std::vector<simulator::PlotSeries>& series = panels[static_cast<size_t>(at)].series;
+    std::vector<PlotSeries>& series = panels[static_cast<size_t>(at)].series;
     series[0].points.emplace_back(layer, matrix.error);
     series[1].points.emplace_back(layer, matrix.nearest_error);
   }
-  return simulator::DrawGrid("Output errors of the matrices", panels, 2);
+  return DrawGrid("Output errors of the matrices", panels, 2);
 }
 
 // The page of a model, beside it or in its folder.

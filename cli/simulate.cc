@@ -13,13 +13,14 @@
 #include "cli/progress.h"
 #include "cli/text_file.h"
 #include "common/rt/clock.h"
+#include "common/traces/lengths.h"
+#include "common/traces/request_trace.h"
 #include "simulator/machine_json.h"
 #include "simulator/plots.h"
 #include "simulator/report.h"
 #include "simulator/reservation.h"
 #include "simulator/simulator.h"
 #include "simulator/step_fit.h"
-#include "simulator/trace.h"
 #include "simulator/variants.h"
 
 namespace flotilla::cli {
@@ -127,8 +128,8 @@ absl::Status SimulateCommand::Resolve() {
 
 absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate, double concurrency) const {
   if (!flags_.trace.empty()) {
-    absl::StatusOr<Workload> trace = simulator::ParseTrace(trace_);
-    if (trace.ok()) return trace;
+    const absl::StatusOr<RequestTrace> trace = ParseTrace(trace_);
+    if (trace.ok()) return simulator::WorkloadOf(*trace);
     return absl::InvalidArgumentError(absl::StrCat(flags_.trace, ": ", trace.status().message()));
   }
   absl::StatusOr<SyntheticOptions> preset = simulator::FindPreset(flags_.preset);
@@ -145,7 +146,7 @@ absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate, double con
   o.requests = static_cast<std::uint32_t>(flags_.requests);
   o.seed = static_cast<std::uint64_t>(flags_.seed);
   // A mean that the user gives also raises the preset's maximum.
-  const auto set_mean = [](double mean, simulator::LengthDistribution& d) {
+  const auto set_mean = [](double mean, LengthDistribution& d) {
     if (mean <= 0) return;
     d.max = std::max(d.max, static_cast<std::uint32_t>(mean * 4));
     d.mean = mean;

@@ -50,6 +50,9 @@ FOLDERS = {
     # How secrets are kept, compared and read.
     "common/auth": Folder(may=("common/types", "common/rt", "common/obs"),
                           libs=("absl", "openssl", "system")),
+    # Workloads that are read or made, and tables and charts. Tools share them.
+    "common/traces": Folder(libs=("absl", "json"), pure=True),
+    "common/report": Folder(libs=("absl",), pure=True),
     "proto/codec": Folder(may=COMMON, libs=("absl", "grpc", "protobuf"), generated=True),
     # Streams between the fleet's processes. It has no messages of its own.
     "rpc": Folder(may=COMMON, libs=("absl", "grpc", "openssl", "system")),
@@ -69,7 +72,8 @@ FOLDERS = {
     "scheduler/remote": Folder(may=("scheduler", "proto/codec", "rpc") + COMMON,
                                libs=("absl", "grpc", "protobuf", "system"), generated=True),
     # The cores in virtual time, without clock and I/O.
-    "simulator": Folder(may=("scheduler/core", "worker/core", "common/types"),
+    "simulator": Folder(may=("scheduler/core", "worker/core", "common/types", "common/traces",
+                             "common/report"),
                         libs=("absl", "json"), pure=True),
     "worker/comm": Folder(may=("worker/core",) + COMMON, libs=("absl", "mpi", "system")),
     "worker/compute": Folder(may=("worker/core", "worker/comm", "worker/compute/decoder", "model",

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "common/report/svg_plot.h"
 #include "simulator/run_record.h"
 #include "simulator/summary.h"
-#include "simulator/svg_plot.h"
 
 namespace flotilla::simulator {
 

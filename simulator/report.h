@@ -27,8 +27,4 @@ std::string ReportCsv(absl::Span<const Summary> runs);
 // One line per request: arrival, first token, last token (seconds), tokens, end.
 std::string RequestsCsv(const Workload& workload, const RunRecord& record);
 
-// Returns the rows as text, in columns as wide as their widest cell. The first column is aligned
-// left.
-std::string AlignColumns(absl::Span<const std::vector<std::string>> rows);
-
 }  // namespace flotilla::simulator

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "simulator/delimited_text.h"
+#include "common/traces/delimited_text.h"
 
 namespace flotilla::simulator {
 namespace {

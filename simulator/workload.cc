@@ -5,8 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/traces/lengths.h"
+#include "common/traces/seeded_random.h"
 #include "simulator/machine.h"
-#include "simulator/random.h"
 
 namespace flotilla::simulator {
 namespace {
@@ -22,45 +23,8 @@ const SyntheticOptions kPresets[] = {
      .output = {.mean = 338, .sigma = 0.8, .max = 1024}},
 };
 
-double NormalCdf(double x) { return 0.5 * std::erfc(-x * 0.7071067811865476); }
-
-// Mean of min(X, cut), ln X normal with (mu, sigma).
-double CutMean(double mu, double sigma, double cut) {
-  const double z = (std::log(cut) - mu) / sigma;
-  return std::exp(mu + sigma * sigma / 2) * NormalCdf(z - sigma) + cut * (1 - NormalCdf(z));
-}
-
-// Draws lengths. The constructor finds the mu that gives the wanted mean after the cut.
-class LengthSource {
- public:
-  explicit LengthSource(const LengthDistribution& d) : d_(d) {
-    double low = -1, high = 40;  // e^40 is above any cut
-    for (int i = 0; d.sigma > 0 && i < 100; ++i) {
-      mu_ = (low + high) / 2;
-      (CutMean(mu_, d.sigma, d.max) < d.mean ? low : high) = mu_;
-    }
-  }
-  std::uint32_t Draw(SimulatorRandom& random) const {
-    const double x = d_.sigma > 0 ? std::exp(mu_ + d_.sigma * random.Normal()) : d_.mean;
-    return static_cast<std::uint32_t>(std::clamp<double>(std::round(x), 1, d_.max));
-  }
-
- private:
-  const LengthDistribution d_;
-  double mu_ = 0;
-};
-
 absl::Status OutOfRange(absl::string_view name, absl::string_view range) {
   return absl::InvalidArgumentError(absl::StrCat(name, " must be ", range));
-}
-
-absl::Status CheckLengths(absl::string_view name, const LengthDistribution& d) {
-  if (d.max < 1 || d.max > 1 << 24) return OutOfRange(absl::StrCat(name, " maximum"), "1..2^24");
-  if (!(d.mean >= 1) || !(d.mean <= d.max)) {
-    return OutOfRange(absl::StrCat("mean ", name, " length"), absl::StrCat("1..", d.max));
-  }
-  if (!(d.sigma >= 0) || !(d.sigma <= 4)) return OutOfRange(absl::StrCat(name, " sigma"), "0..4");
-  return absl::OkStatus();
 }
 
 absl::Status Check(const SyntheticOptions& o) {
@@ -100,7 +64,7 @@ class TenantSource {
       ends_.push_back((ends_.empty() ? 0 : ends_.back()) + 1.0 / (i + 1));
     }
   }
-  std::uint32_t Draw(SimulatorRandom& random) const {
+  std::uint32_t Draw(SeededRandom& random) const {
     if (ends_.size() == 1) return 0;
     const double x = random.Uniform() * ends_.back();
     return static_cast<std::uint32_t>(
@@ -194,7 +158,7 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
   const LengthSource prompts(options.prompt), outputs(options.output);
   // Each quantity has its own random stream. So another rate, deadlines or priorities do not change
   // the lengths.
-  SimulatorRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
+  SeededRandom gaps(options.seed), lengths(options.seed + (1ull << 40)),
       deadlines(options.seed + (2ull << 40)), priorities(options.seed + (3ull << 40)),
       thinking(options.seed + (4ull << 40));
   double at_ns = 0;
@@ -223,6 +187,26 @@ absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options) {
     }
   }
   if (options.turns > 1) JoinChats(options, workload);
+  return workload;
+}
+
+Workload WorkloadOf(const RequestTrace& trace) {
+  Workload workload;
+  workload.name = "trace";
+  workload.tenants = trace.tenants;
+  workload.requests.reserve(trace.requests.size());
+  for (const TracedRequest& request : trace.requests) {
+    workload.requests.push_back({.arrival_ns = request.arrival_ns,
+                                 .prompt_tokens = request.prompt_tokens,
+                                 .output_tokens = request.output_tokens,
+                                 .tenant = request.tenant,
+                                 .priority = request.priority,
+                                 .deadline_ns = request.deadline_ns,
+                                 .prefix_group = request.prefix_group,
+                                 .prefix_tokens = request.prefix_tokens,
+                                 .sequences = request.sequences,
+                                 .beams = request.beams});
+  }
   return workload;
 }
 

@@ -2,7 +2,8 @@
 // tenants.
 //
 // A workload comes from a synthetic arrival process with a seed, from a preset of such
-// parameters, or from a trace (trace.h). The same parameters give the same workload.
+// parameters, or from a trace (common/traces/request_trace.h). The same parameters give the same
+// workload.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/traces/lengths.h"
+#include "common/traces/request_trace.h"
 #include "common/types/request.h"
 
 namespace flotilla::simulator {
@@ -47,14 +50,6 @@ struct Workload {
   // Closed loops. True: user u sends the requests u, u + concurrency, ... False: each request is
   // sent by the user whose turn it is first.
   bool chats = false;
-};
-
-// Lengths with a log-normal distribution: `mean` tokens, `sigma` the standard
-// deviation of the logarithm; from 1 to `max`. The mean is that after the cut.
-struct LengthDistribution {
-  double mean = 1;
-  double sigma = 0;
-  std::uint32_t max = 1;
 };
 
 struct SyntheticOptions {
@@ -103,6 +98,9 @@ std::vector<std::string> PresetNames();
 
 // INVALID_ARGUMENT: a parameter out of range, by name.
 absl::StatusOr<Workload> MakeWorkload(const SyntheticOptions& options);
+
+// The requests of a recorded trace, in open loop.
+Workload WorkloadOf(const RequestTrace& trace);
 
 // Request `index` as the scheduler gets it. Its seed is `index`, so that its
 // SamplingParams lead to its SimulatedRequest. `now_ns` is its arrival.

@@ -1,8 +1,8 @@
 #include "simulator/step_fit.h"
 
+#include "common/traces/seeded_random.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "simulator/random.h"
 
 namespace flotilla::simulator {
 namespace {
@@ -16,7 +16,7 @@ const LinearModel kTruth{.step_ns = 4e6,
                          .decode_context_ns = 900};
 
 std::vector<MeasuredStep> Steps(const LinearModel& truth, double noise) {
-  SimulatorRandom random(5);
+  SeededRandom random(5);
   std::vector<MeasuredStep> steps;
   for (int i = 0; i < 2000; ++i) {
     MeasuredStep& step = steps.emplace_back();

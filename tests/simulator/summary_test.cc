@@ -188,10 +188,5 @@ TEST(ReportTest, ManyRunsAreLines) {
   EXPECT_THAT(table, HasSubstr("out tok/s"));
 }
 
-TEST(ReportTest, ColumnsAreAligned) {
-  EXPECT_EQ(AlignColumns(std::vector<std::vector<std::string>>{{"a", "1"}, {"bcd", "234"}}),
-            "a      1\nbcd  234\n");
-}
-
 }  // namespace
 }  // namespace flotilla::simulator

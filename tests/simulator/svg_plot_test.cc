@@ -1,4 +1,4 @@
-#include "simulator/svg_plot.h"
+#include "common/report/svg_plot.h"
 
 #include <cmath>
 #include <string>

@@ -1,4 +1,4 @@
-// SimulatorRandom: the simulator's only source of random numbers, a function of its seed.
+// SeededRandom: the source of random numbers of workloads, a function of its seed.
 //
 // The distributions are our own, because those of <random> give different sequences in
 // different standard libraries, and a seed must name one workload. One thread.
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace flotilla::simulator {
+namespace flotilla {
 
 // Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a good hash of one word.
 inline std::uint64_t MixBits(std::uint64_t x) {
@@ -17,9 +17,9 @@ inline std::uint64_t MixBits(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-class SimulatorRandom {
+class SeededRandom {
  public:
-  explicit SimulatorRandom(std::uint64_t seed) : state_(MixBits(seed)) {}
+  explicit SeededRandom(std::uint64_t seed) : state_(MixBits(seed)) {}
 
   std::uint64_t Next() { return MixBits(state_ += 0x9e3779b97f4a7c15ull); }
 
@@ -56,4 +56,4 @@ class SimulatorRandom {
   std::uint64_t state_;
 };
 
-}  // namespace flotilla::simulator
+}  // namespace flotilla

@@ -1,4 +1,4 @@
-#include "simulator/svg_plot.h"
+#include "common/report/svg_plot.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace flotilla::simulator {
+namespace flotilla {
 namespace {
 
 constexpr double kLeft = 72, kRight = 16, kTop = 40, kBottom = 52;
@@ -305,4 +305,4 @@ std::string DrawGrid(const std::string& title, absl::Span<const SvgPlot> panels,
   return out + "</svg>\n";
 }
 
-}  // namespace flotilla::simulator
+}  // namespace flotilla

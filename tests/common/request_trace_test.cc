@@ -1,11 +1,11 @@
-#include "simulator/trace.h"
+#include "common/traces/request_trace.h"
 
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flotilla::simulator {
+namespace flotilla {
 namespace {
 
 using ::testing::ElementsAre;
@@ -19,37 +19,37 @@ arrival_s, prompt_tokens, output_tokens, tenant, priority, deadline_s, prefix_gr
 0, 11, 21, bob, -1, 0, 0, 0, 1, 4
 )";
 
-TEST(TraceTest, CsvIsReadAndSorted) {
-  const absl::StatusOr<Workload> w = ParseTrace(kCsv);
+TEST(RequestTraceTest, CsvIsReadAndSorted) {
+  const absl::StatusOr<RequestTrace> w = ParseTrace(kCsv);
   ASSERT_TRUE(w.ok()) << w.status();
   EXPECT_THAT(w->tenants, ElementsAre("alice", "bob"));
-  const SimulatedRequest bob{
+  const TracedRequest bob{
       .prompt_tokens = 11, .output_tokens = 21, .tenant = 1, .priority = -1, .beams = 4};
-  const SimulatedRequest alice{.arrival_ns = 1'500'000'000,
-                               .prompt_tokens = 10,
-                               .output_tokens = 20,
-                               .priority = 2,
-                               .deadline_ns = 250'000'000,
-                               .prefix_group = 7,
-                               .prefix_tokens = 4,
-                               .sequences = 3};
+  const TracedRequest alice{.arrival_ns = 1'500'000'000,
+                            .prompt_tokens = 10,
+                            .output_tokens = 20,
+                            .priority = 2,
+                            .deadline_ns = 250'000'000,
+                            .prefix_group = 7,
+                            .prefix_tokens = 4,
+                            .sequences = 3};
   EXPECT_THAT(w->requests, ElementsAre(bob, alice));
 }
 
-TEST(TraceTest, JsonLinesSayTheSame) {
-  const absl::StatusOr<Workload> w = ParseTrace(
+TEST(RequestTraceTest, JsonLinesSayTheSame) {
+  const absl::StatusOr<RequestTrace> w = ParseTrace(
       "{\"arrival_s\": 1.5, \"prompt_tokens\": 10, \"output_tokens\": 20, \"tenant\": \"alice\"}\n"
       "\n"
       "{\"arrival_s\": 0, \"prompt_tokens\": 11, \"output_tokens\": 21, \"tenant\": \"bob\"}\n");
   ASSERT_TRUE(w.ok()) << w.status();
-  const absl::StatusOr<Workload> csv = ParseTrace(
+  const absl::StatusOr<RequestTrace> csv = ParseTrace(
       "arrival_s,prompt_tokens,output_tokens,tenant\r\n1.5,10,20,alice\r\n0,11,21,bob\r\n");
   ASSERT_TRUE(csv.ok()) << csv.status();
   EXPECT_EQ(w->requests, csv->requests);
   EXPECT_EQ(w->tenants, csv->tenants);
 }
 
-TEST(TraceTest, HostileInputIsRefusedByLineAndColumn) {
+TEST(RequestTraceTest, HostileInputIsRefusedByLineAndColumn) {
   const std::string head = "arrival_s,prompt_tokens,output_tokens\n";
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"", "no header"},
@@ -86,4 +86,4 @@ TEST(TraceTest, HostileInputIsRefusedByLineAndColumn) {
 }
 
 }  // namespace
-}  // namespace flotilla::simulator
+}  // namespace flotilla

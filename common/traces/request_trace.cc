@@ -1,4 +1,4 @@
-#include "simulator/trace.h"
+#include "common/traces/request_trace.h"
 
 #include <algorithm>
 #include <array>
@@ -11,9 +11,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "simulator/delimited_text.h"
+#include "common/traces/delimited_text.h"
 
-namespace flotilla::simulator {
+namespace flotilla {
 namespace {
 
 using Json = nlohmann::json;
@@ -31,7 +31,7 @@ struct Column {
   bool required;
   double min, max;
   bool whole;
-  void (*set)(SimulatedRequest&, double);
+  void (*set)(TracedRequest&, double);
 };
 
 template <class T>
@@ -41,23 +41,23 @@ T To(double value) {
 
 constexpr auto kColumns = std::to_array<Column>({
     {"arrival_s", true, 0, kMaxSeconds, false,
-     [](SimulatedRequest& r, double v) { r.arrival_ns = ToNs(v); }},
+     [](TracedRequest& r, double v) { r.arrival_ns = ToNs(v); }},
     {"prompt_tokens", true, 1, kMaxTokens, true,
-     [](SimulatedRequest& r, double v) { r.prompt_tokens = To<std::uint32_t>(v); }},
+     [](TracedRequest& r, double v) { r.prompt_tokens = To<std::uint32_t>(v); }},
     {"output_tokens", true, 1, kMaxTokens, true,
-     [](SimulatedRequest& r, double v) { r.output_tokens = To<std::uint32_t>(v); }},
+     [](TracedRequest& r, double v) { r.output_tokens = To<std::uint32_t>(v); }},
     {"priority", false, -1e6, 1e6, true,
-     [](SimulatedRequest& r, double v) { r.priority = To<std::int32_t>(v); }},
+     [](TracedRequest& r, double v) { r.priority = To<std::int32_t>(v); }},
     {"deadline_s", false, 0, kMaxSeconds, false,
-     [](SimulatedRequest& r, double v) { r.deadline_ns = ToNs(v); }},
+     [](TracedRequest& r, double v) { r.deadline_ns = ToNs(v); }},
     {"prefix_group", false, 0, 1 << 30, true,
-     [](SimulatedRequest& r, double v) { r.prefix_group = To<std::uint32_t>(v); }},
+     [](TracedRequest& r, double v) { r.prefix_group = To<std::uint32_t>(v); }},
     {"prefix_tokens", false, 0, kMaxTokens, true,
-     [](SimulatedRequest& r, double v) { r.prefix_tokens = To<std::uint32_t>(v); }},
+     [](TracedRequest& r, double v) { r.prefix_tokens = To<std::uint32_t>(v); }},
     {"n", false, 1, 1024, true,
-     [](SimulatedRequest& r, double v) { r.sequences = To<std::uint32_t>(v); }},
+     [](TracedRequest& r, double v) { r.sequences = To<std::uint32_t>(v); }},
     {"beams", false, 0, 1024, true,
-     [](SimulatedRequest& r, double v) { r.beams = To<std::uint32_t>(v); }},
+     [](TracedRequest& r, double v) { r.beams = To<std::uint32_t>(v); }},
 });
 constexpr absl::string_view kTenant = "tenant";
 
@@ -75,7 +75,7 @@ absl::Status LineError(std::uint64_t line, absl::string_view what) {
 // Maps the names of tenants to indices, in the order in which they first appear.
 class Tenants {
  public:
-  explicit Tenants(Workload& workload) : workload_(workload) { workload_.tenants.clear(); }
+  explicit Tenants(RequestTrace& trace) : trace_(trace) {}
 
   absl::StatusOr<std::uint32_t> IndexOf(absl::string_view name) {
     const auto [it, fresh] =
@@ -89,27 +89,26 @@ class Tenants {
         return absl::InvalidArgumentError(
             absl::StrCat("the name is longer than ", kMaxTenantBytes, " bytes"));
       }
-      workload_.tenants.emplace_back(name);
+      trace_.tenants.emplace_back(name);
     }
     return it->second;
   }
 
  private:
-  Workload& workload_;
+  RequestTrace& trace_;
   absl::flat_hash_map<std::string, std::uint32_t> index_;
 };
 
-absl::Status Finish(Workload& workload) {
-  if (workload.requests.empty()) return absl::InvalidArgumentError("the trace has no requests");
-  std::stable_sort(workload.requests.begin(), workload.requests.end(),
-                   [](const SimulatedRequest& a, const SimulatedRequest& b) {
-                     return a.arrival_ns < b.arrival_ns;
-                   });
+absl::Status Finish(RequestTrace& trace) {
+  if (trace.requests.empty()) return absl::InvalidArgumentError("the trace has no requests");
+  std::stable_sort(
+      trace.requests.begin(), trace.requests.end(),
+      [](const TracedRequest& a, const TracedRequest& b) { return a.arrival_ns < b.arrival_ns; });
   return absl::OkStatus();
 }
 
 absl::Status ParseCsvRow(const std::vector<TextCell>& row, Tenants& tenants,
-                         SimulatedRequest& request) {
+                         TracedRequest& request) {
   absl::string_view tenant;
   for (const TextCell& cell : row) {
     if (cell.column == kTenant) {
@@ -132,7 +131,7 @@ absl::Status ParseCsvRow(const std::vector<TextCell>& row, Tenants& tenants,
   return absl::OkStatus();
 }
 
-absl::Status ParseCsv(absl::string_view text, Workload& workload) {
+absl::Status ParseCsv(absl::string_view text, RequestTrace& trace) {
   std::vector<absl::string_view> known = {kTenant};
   for (const Column& column : kColumns) known.push_back(column.name);
   const auto table = ParseDelimited(text, known, kMaxTraceRequests);
@@ -142,17 +141,17 @@ absl::Status ParseCsv(absl::string_view text, Workload& workload) {
       return absl::InvalidArgumentError(absl::StrCat("column ", column.name, " is missing"));
     }
   }
-  Tenants tenants(workload);
-  workload.requests.reserve(table->rows.size());
+  Tenants tenants(trace);
+  trace.requests.reserve(table->rows.size());
   for (const std::vector<TextCell>& row : table->rows) {
-    absl::Status s = ParseCsvRow(row, tenants, workload.requests.emplace_back());
+    absl::Status s = ParseCsvRow(row, tenants, trace.requests.emplace_back());
     if (!s.ok()) return s;
   }
   return absl::OkStatus();
 }
 
 absl::Status ParseJsonLine(const Json& object, std::uint64_t line, Tenants& tenants,
-                           SimulatedRequest& request) {
+                           TracedRequest& request) {
   if (!object.is_object()) return LineError(line, "the line is not a JSON object");
   std::string tenant;
   for (const auto& [key, value] : object.items()) {
@@ -188,14 +187,14 @@ absl::Status ParseJsonLine(const Json& object, std::uint64_t line, Tenants& tena
   return absl::OkStatus();
 }
 
-absl::Status ParseJsonLines(absl::string_view text, Workload& workload) {
-  Tenants tenants(workload);
+absl::Status ParseJsonLines(absl::string_view text, RequestTrace& trace) {
+  Tenants tenants(trace);
   std::uint64_t number = 0;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     line = absl::StripAsciiWhitespace(line);
     if (line.empty()) continue;
-    if (workload.requests.size() == kMaxTraceRequests) {
+    if (trace.requests.size() == kMaxTraceRequests) {
       return LineError(number,
                        absl::StrCat("the trace has more than ", kMaxTraceRequests, " requests"));
     }
@@ -203,7 +202,7 @@ absl::Status ParseJsonLines(absl::string_view text, Workload& workload) {
     if (line.size() > 4096) return LineError(number, "the line is longer than 4096 bytes");
     const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (object.is_discarded()) return LineError(number, "the line is not JSON");
-    absl::Status s = ParseJsonLine(object, number, tenants, workload.requests.emplace_back());
+    absl::Status s = ParseJsonLine(object, number, tenants, trace.requests.emplace_back());
     if (!s.ok()) return s;
   }
   return absl::OkStatus();
@@ -211,14 +210,13 @@ absl::Status ParseJsonLines(absl::string_view text, Workload& workload) {
 
 }  // namespace
 
-absl::StatusOr<Workload> ParseTrace(absl::string_view text) {
-  Workload workload;
-  workload.name = "trace";
+absl::StatusOr<RequestTrace> ParseTrace(absl::string_view text) {
+  RequestTrace trace;
   const bool json = absl::StripLeadingAsciiWhitespace(text).substr(0, 1) == "{";
-  absl::Status s = json ? ParseJsonLines(text, workload) : ParseCsv(text, workload);
-  if (s.ok()) s = Finish(workload);
+  absl::Status s = json ? ParseJsonLines(text, trace) : ParseCsv(text, trace);
+  if (s.ok()) s = Finish(trace);
   if (!s.ok()) return s;
-  return workload;
+  return trace;
 }
 
-}  // namespace flotilla::simulator
+}  // namespace flotilla

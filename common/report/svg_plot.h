@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-namespace flotilla::simulator {
+namespace flotilla {
 
 struct PlotSeries {
   enum class Kind { kLine, kStep, kBars };
@@ -45,4 +45,4 @@ struct SvgPlot {
 std::string DrawGrid(const std::string& title, absl::Span<const SvgPlot> panels,
                      std::size_t columns);
 
-}  // namespace flotilla::simulator
+}  // namespace flotilla

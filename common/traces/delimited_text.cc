@@ -1,4 +1,4 @@
-#include "simulator/delimited_text.h"
+#include "common/traces/delimited_text.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace flotilla::simulator {
+namespace flotilla {
 namespace {
 
 // The part of a cell that a message shows, because a cell may hold any text.
@@ -104,4 +104,4 @@ absl::StatusOr<std::int64_t> CellInteger(const TextCell& cell, std::int64_t min,
   return value;
 }
 
-}  // namespace flotilla::simulator
+}  // namespace flotilla

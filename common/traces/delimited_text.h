@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace flotilla::simulator {
+namespace flotilla {
 
 // One cell and its place. Both are views into the text.
 struct TextCell {
@@ -41,4 +41,4 @@ absl::StatusOr<std::int64_t> CellInteger(const TextCell& cell, std::int64_t min,
 // INVALID_ARGUMENT "line L, column C: what".
 absl::Status CellError(const TextCell& cell, absl::string_view what);
 
-}  // namespace flotilla::simulator
+}  // namespace flotilla
