@@ -14,7 +14,7 @@
 #include "cli/text_file.h"
 #include "common/rt/clock.h"
 #include "common/traces/lengths.h"
-#include "common/traces/request_trace.h"
+#include "common/traces/trace_formats.h"
 #include "simulator/machine_json.h"
 #include "simulator/plots.h"
 #include "simulator/report.h"
@@ -128,7 +128,7 @@ absl::Status SimulateCommand::Resolve() {
 
 absl::StatusOr<Workload> SimulateCommand::MakeWorkloadAt(double rate, double concurrency) const {
   if (!flags_.trace.empty()) {
-    const absl::StatusOr<RequestTrace> trace = ParseTrace(trace_);
+    const absl::StatusOr<RequestTrace> trace = ReadTrace(trace_, DetectTraceFormat(trace_));
     if (trace.ok()) return simulator::WorkloadOf(*trace);
     return absl::InvalidArgumentError(absl::StrCat(flags_.trace, ": ", trace.status().message()));
   }

@@ -21,7 +21,8 @@ Examples:
   The gain of paging over reserving memory:
     flotilla simulate --preset long --rate 60 --memory-baselines
   A recorded trace (CSV with a header, or JSON lines: arrival_s, prompt_tokens,
-  output_tokens; also tenant, priority, deadline_s, prefix_group, prefix_tokens, n, beams):
+  output_tokens; also tenant, priority, deadline_s, prefix_group, prefix_tokens, n, beams), or a trace of
+  Mooncake, BurstGPT or Azure:
     flotilla simulate --trace requests.csv
   Measure the steps of a model on this computer, then simulate this computer:
     flotilla simulate --measure model.gguf --out DIR

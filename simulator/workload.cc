@@ -76,11 +76,15 @@ class TenantSource {
   std::vector<double> ends_;  // cumulative weights
 };
 
-// Token `position` of a prompt: the group's below prefix_tokens, then its own.
+// Token `position` of a prompt: that of its block or, below prefix_tokens, of its group, or its
+// own.
 TokenId PromptToken(const Workload& workload, std::uint32_t index, std::uint32_t position) {
   const SimulatedRequest& request = workload.requests[index];
   const bool shared = request.prefix_group != 0 && position < request.prefix_tokens;
-  const std::uint64_t source = shared ? request.prefix_group : (std::uint64_t{1} << 33) + index;
+  std::uint64_t source = shared ? request.prefix_group : (std::uint64_t{1} << 33) + index;
+  if (const std::size_t block = position / kTraceBlockTokens; block < request.blocks.size()) {
+    source = MixBits(request.blocks[block]);
+  }
   const std::uint64_t hash = MixBits(MixBits(workload.seed ^ source << 24) ^ position);
   return static_cast<TokenId>(1 + hash % (kSimulatedVocabulary - 1));  // never kStopToken
 }
@@ -205,7 +209,8 @@ Workload WorkloadOf(const RequestTrace& trace) {
                                  .prefix_group = request.prefix_group,
                                  .prefix_tokens = request.prefix_tokens,
                                  .sequences = request.sequences,
-                                 .beams = request.beams});
+                                 .beams = request.beams,
+                                 .blocks = request.blocks});
   }
   return workload;
 }

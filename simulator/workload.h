@@ -35,6 +35,8 @@ struct SimulatedRequest {
   std::uint32_t history_tokens = 0;
   std::uint32_t sequences = 1;
   std::uint32_t beams = 0;  // 0: no beam search
+  // The ids of the prompt's first blocks, of kTraceBlockTokens tokens each (TracedRequest).
+  std::vector<std::uint64_t> blocks;
 
   bool operator==(const SimulatedRequest&) const = default;
 };

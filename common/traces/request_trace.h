@@ -23,6 +23,9 @@
 
 namespace flotilla {
 
+// The tokens of a block that a trace names.
+inline constexpr std::uint32_t kTraceBlockTokens = 512;
+
 struct TracedRequest {
   std::int64_t arrival_ns = 0;  // from the start of the trace
   std::uint32_t prompt_tokens = 1;
@@ -35,6 +38,9 @@ struct TracedRequest {
   std::uint32_t prefix_tokens = 0;
   std::uint32_t sequences = 1;
   std::uint32_t beams = 0;  // 0: no beam search
+  // The ids of the first blocks of the prompt, of kTraceBlockTokens tokens each. Prompts that begin
+  // with equal ids begin with equal tokens. Only some formats (trace_formats.h) have them.
+  std::vector<std::uint64_t> blocks;
 
   bool operator==(const TracedRequest&) const = default;
 };

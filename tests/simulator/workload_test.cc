@@ -30,6 +30,18 @@ double MeanOutput(const Workload& w) {
   return sum / static_cast<double>(w.requests.size());
 }
 
+TEST(WorkloadTest, PromptsOfATraceBeginAlikeWhereTheirBlocksAreEqual) {
+  RequestTrace trace;
+  trace.tenants = {""};
+  trace.requests = {{.prompt_tokens = 1100, .blocks = {7, 8}},
+                    {.prompt_tokens = 1100, .blocks = {7, 9}}};
+  const Workload workload = WorkloadOf(trace);
+  const std::vector<TokenId> a = MakeRequest(workload, 0, 0, true, 1).prompt;
+  const std::vector<TokenId> b = MakeRequest(workload, 1, 0, true, 1).prompt;
+  ASSERT_EQ(a.size(), 1100u);
+  EXPECT_EQ(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin(), kTraceBlockTokens);
+}
+
 TEST(WorkloadTest, TheSeedDecidesAll) {
   SyntheticOptions options = Preset("long", 500);
   options.tenants = 3;
