@@ -75,6 +75,10 @@ FOLDERS = {
     "simulator": Folder(may=("scheduler/core", "worker/core", "common/types", "common/traces",
                              "common/report"),
                         libs=("absl", "json"), pure=True),
+    "loadtest/core": Folder(may=("common/traces",), libs=("absl", "json"), pure=True),
+    # A client of servers: it knows none of the folders that serve.
+    "loadtest": Folder(may=("loadtest/core", "common/traces", "common/report") + COMMON,
+                       libs=("absl", "boost", "json", "openssl", "system")),
     "worker/comm": Folder(may=("worker/core",) + COMMON, libs=("absl", "mpi", "system")),
     "worker/compute": Folder(may=("worker/core", "worker/comm", "worker/compute/decoder", "model",
                                   "kernels") + COMMON,
@@ -108,10 +112,10 @@ FOLDERS = {
                                "proto/codec", "rpc") + COMMON,
                           libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "cli": Folder(may=("common", "proto/codec", "rpc", "model", "kernels", "scheduler", "simulator",
-                       "worker", "router", "quantize"),
+                       "loadtest", "worker", "router", "quantize"),
                   libs=("absl", "grpc", "boost", "cli11", "json", "spdlog", "system")),
-    "tests": Folder(may=("common", "proto", "rpc", "model", "kernels", "scheduler", "simulator", "worker",
-                         "router", "quantize", "cli"),
+    "tests": Folder(may=("common", "proto", "rpc", "model", "kernels", "scheduler", "simulator", "loadtest",
+                         "worker", "router", "quantize", "cli"),
                     libs=tuple(set(LIBRARIES.values())) + ("system",), generated=True),
 }
 
@@ -119,7 +123,8 @@ FOLDERS = {
 # `flotilla`. A test of one folder declares in that folder's namespace, and the other tests
 # declare in `flotilla::testing`. A benchmark may declare in the namespace of what it measures.
 NAMESPACES = {folder: "flotilla::" + folder for folder in
-              ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "quantize", "cli")}
+              ("rpc", "model", "kernels", "scheduler", "worker", "router", "simulator", "loadtest",
+               "quantize", "cli")}
 NAMESPACES |= {"model/jinja": "flotilla::jinja", "proto/codec": "flotilla::codec",
                "kernels/cuda": "flotilla::kernels::cuda", "gpu_check": "flotilla::kernels::cuda"}
 
