@@ -188,6 +188,22 @@ absl::StatusOr<LoadPlan> MakePlan(const PlanOptions& options) {
   return plan;
 }
 
+double OfferedRate(const LoadPlan& plan) {
+  if (plan.concurrency > 0) return 0;
+  std::uint64_t conversations = 0;
+  std::int64_t last_ns = 0;
+  for (const PlannedRequest& request : plan.requests) {
+    if (request.turn > 0) continue;
+    ++conversations;
+    last_ns = request.arrival_ns;
+  }
+  if (last_ns == 0) return 0;
+  // The gap after the last arrival is as long as the others in the mean.
+  const auto count = static_cast<double>(conversations);
+  const double seconds = 1e-9 * static_cast<double>(last_ns) * count / (count - 1);
+  return static_cast<double>(plan.requests.size()) / seconds;
+}
+
 absl::StatusOr<LoadPlan> PlanOfTrace(const RequestTrace& trace, double speed,
                                      const PlanOptions& options) {
   if (!(speed >= 0.001) || !(speed <= 1000)) return OutOfRange("speed", "0.001..1000");

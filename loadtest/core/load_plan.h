@@ -92,4 +92,7 @@ absl::StatusOr<LoadPlan> MakePlan(const PlanOptions& options);
 absl::StatusOr<LoadPlan> PlanOfTrace(const RequestTrace& trace, double speed,
                                      const PlanOptions& options);
 
+// The requests a second that an open loop offers; 0 for closed loops and for a single arrival.
+double OfferedRate(const LoadPlan& plan);
+
 }  // namespace flotilla::loadtest

@@ -54,6 +54,9 @@ struct LoadResult {
   // it was sent.
   Latency ttft_ms, itl_ms, tpot_ms, e2e_ms, send_lag_ms;
 
+  // The user ended the test before its plan did.
+  bool interrupted = false;
+
   std::map<std::string, double> failures;  // requests by reason
   std::vector<LoadInterval> intervals;
 };

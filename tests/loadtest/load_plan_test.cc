@@ -131,6 +131,7 @@ TEST(LoadPlanTest, ADurationEndsAnOpenLoop) {
                                   .duration_ns = 2'050'000'000})
                             .value();
   EXPECT_EQ(plan.requests.size(), 21u);
+  EXPECT_NEAR(OfferedRate(plan), 10, 1e-6);
 }
 
 TEST(LoadPlanTest, ATraceIsReplayedFaster) {
