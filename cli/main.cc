@@ -12,6 +12,8 @@
 #include "cli/exec.h"
 #include "cli/flags.h"
 #include "cli/inspect.h"
+#include "cli/loadtest.h"
+#include "cli/loadtest_flags.h"
 #include "cli/node.h"
 #include "cli/parse_error.h"
 #include "cli/quantize.h"
@@ -140,6 +142,11 @@ int Main(int argc, char** argv) {
       app.add_subcommand("simulate", "Run the scheduler in virtual time on a modelled machine");
   AddSimulateFlags(*simulate, &simulate_flags);
 
+  LoadtestFlags loadtest_flags;
+  CLI::App* loadtest =
+      app.add_subcommand("loadtest", "Put load on a server and measure how it answers");
+  AddLoadtestFlags(*loadtest, &loadtest_flags);
+
   TopFlags top_flags;
   CLI::App* top = app.add_subcommand("top", "Watch a fleet by its metrics");
   AddTopFlags(*top, &top_flags);
@@ -175,6 +182,7 @@ int Main(int argc, char** argv) {
   if (compile->parsed()) return Report(worker::RunCompileChild());
   if (quantize->parsed()) return Report(RunQuantize(quantize_flags));
   if (simulate->parsed()) return Report(RunSimulate(simulate_flags));
+  if (loadtest->parsed()) return Report(RunLoadtest(loadtest_flags));
   if (top->parsed()) return Report(RunTop(top_flags));
   return Report(RunInspect(inspect_path, inspect_quantize));
 }

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "cli/machine_file.h"
 #include "cli/measure_steps.h"
 #include "cli/progress.h"
 #include "cli/text_file.h"
@@ -64,13 +64,6 @@ class SimulateCommand {
   std::int64_t spent_ns_ = 0;
   std::uint64_t requests_ = 0, tokens_ = 0, steps_ = 0;
 };
-
-absl::StatusOr<Machine> LoadMachine(const std::string& name) {
-  if (!absl::EndsWith(name, ".json")) return simulator::FindMachine(name);
-  const absl::StatusOr<std::string> text = ReadTextFile(name);
-  if (!text.ok()) return text.status();
-  return simulator::ParseMachine(*text);
-}
 
 absl::Status SimulateCommand::Resolve() {
   absl::StatusOr<Machine> machine = LoadMachine(flags_.machine);

@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "simulator/machine.h"
+#include "cli/machine_file.h"
 #include "simulator/variants.h"
 #include "simulator/workload.h"
 
@@ -34,14 +34,6 @@ numbers. docs/simulate.md explains the cost models and their limits.)";
 CLI::Validator Between(double low, double high) { return CLI::Range(low, high).description(""); }
 
 std::string Names(const std::vector<std::string>& names) { return absl::StrJoin(names, ", "); }
-
-std::string MachineNames() {
-  std::vector<std::string> names;
-  for (const simulator::Machine& machine : simulator::BuiltInMachines()) {
-    names.push_back(machine.name);
-  }
-  return Names(names);
-}
 
 void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Machine";

@@ -23,18 +23,19 @@ def say(*words, seconds=60):
     ("serve m.gguf",
      "flotilla serve: serve takes no argument 'm.gguf'; did you mean --model m.gguf?"),
     ("router --model m.gguf",
-     "flotilla router: router has no flag --model; serve, scheduler, worker, quantize have it"),
+     "flotilla router: router has no flag --model; serve, scheduler, worker, quantize, loadtest "
+     "have it"),
     ("worker --model m --port 1", "flotilla worker: unknown flag --port; did you mean "
      "--listen-port or --metrics-port or --hosts-port?"),
     ("frobnicate", "flotilla: unknown command 'frobnicate' (commands: serve, router, scheduler, "
-     "worker, node, inspect, quantize, simulate, top)"),
+     "worker, node, inspect, quantize, simulate, loadtest, top)"),
     ("serv --model m", "flotilla: unknown command 'serv'; did you mean serve? (commands: serve, "
-     "router, scheduler, worker, node, inspect, quantize, simulate, top)"),
+     "router, scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
     ("simulate --polices fcfs", "flotilla simulate: unknown flag --polices; did you mean "
      "--policies?"),
     ("serve", "flotilla serve: --model is required"),
     ("help", "flotilla: unknown command 'help'; did you mean --help? (commands: serve, router, "
-     "scheduler, worker, node, inspect, quantize, simulate, top)"),
+     "scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
     ("--versoin", "flotilla: unknown flag --versoin; did you mean --version?"),
     ("serve --model a --model b", "flotilla serve: --model is given twice"),
     ("serve --model m --max-seqs", "flotilla serve: --max-seqs needs a number"),
