@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,7 +21,9 @@
 #include "common/traces/trace_formats.h"
 #include "loadtest/core/knee_search.h"
 #include "loadtest/core/load_plan.h"
+#include "loadtest/grpc/grpc_transport.h"
 #include "loadtest/html_report.h"
+#include "loadtest/http_transport.h"
 #include "loadtest/load_runner.h"
 #include "loadtest/result_json.h"
 #include "loadtest/result_table.h"
@@ -71,6 +74,8 @@ class LoadtestCommand {
   const LoadtestFlags& flags_;
   const SteadyClock clock_;
   loadtest::PlanOptions plan_;
+  loadtest::ServerOptions server_;
+  std::unique_ptr<loadtest::Transport> transport_;
   loadtest::LoadOptions load_;
   std::optional<RequestTrace> trace_;
   std::optional<simulator::Machine> machine_;
@@ -80,14 +85,14 @@ class LoadtestCommand {
 };
 
 absl::Status LoadtestCommand::ReadKey() {
-  if (const char* key = std::getenv("OPENAI_API_KEY"); key != nullptr) load_.api_key = key;
+  if (const char* key = std::getenv("OPENAI_API_KEY"); key != nullptr) server_.api_key = key;
   if (!flags_.api_key_file.empty()) {
     const absl::StatusOr<std::string> text = ReadSecretFile(flags_.api_key_file, nullptr);
     if (!text.ok()) return text.status();
-    load_.api_key = *text;
+    server_.api_key = *text;
   }
-  load_.api_key = std::string(absl::StripAsciiWhitespace(load_.api_key));
-  const bool fine = std::all_of(load_.api_key.begin(), load_.api_key.end(), [](char c) {
+  server_.api_key = std::string(absl::StripAsciiWhitespace(server_.api_key));
+  const bool fine = std::all_of(server_.api_key.begin(), server_.api_key.end(), [](char c) {
     return absl::ascii_isgraph(static_cast<unsigned char>(c));
   });
   if (!fine) return absl::InvalidArgumentError("the API key is not one line of printable letters");
@@ -149,19 +154,21 @@ absl::Status LoadtestCommand::Resolve() {
   }
   const auto target = loadtest::ParseServerTarget(flags_.url);
   if (!target.ok()) return target.status();
-  load_.target = *target;
-  load_.shape = {.model = flags_.model,
-                 .chat = !flags_.completions,
-                 .temperature = flags_.temperature,
-                 .ignore_eos = !flags_.stop_at_eos,
-                 .extra = flags_.extra_body};
-  load_.ca_file = flags_.ca_file;
-  load_.verify_tls = !flags_.insecure_tls;
+  server_.target = *target;
+  server_.shape = {.model = flags_.model,
+                   .chat = !flags_.completions,
+                   .temperature = flags_.temperature,
+                   .ignore_eos = !flags_.stop_at_eos,
+                   .extra = flags_.extra_body};
+  server_.ca_file = flags_.ca_file;
+  server_.verify_tls = !flags_.insecure_tls;
   load_.level = {flags_.slo_ttft_ms, flags_.slo_itl_ms, flags_.slo_e2e_ms};
   load_.duration_ns = static_cast<std::int64_t>(flags_.duration_s * 1e9);
-  load_.timeout_ns = static_cast<std::int64_t>(flags_.timeout_s * 1e9);
+  server_.timeout_ns = static_cast<std::int64_t>(flags_.timeout_s * 1e9);
   load_.max_in_flight = static_cast<std::uint32_t>(flags_.max_in_flight);
   if (absl::Status s = ReadKey(); !s.ok()) return s;
+  transport_ =
+      flags_.grpc ? loadtest::MakeGrpcTransport(server_) : loadtest::MakeHttpTransport(server_);
   if (absl::Status s = ResolvePlan(); !s.ok()) return s;
   if (!flags_.predict.empty()) {
     absl::StatusOr<simulator::Machine> machine = LoadMachine(flags_.predict);
@@ -199,11 +206,12 @@ absl::StatusOr<LoadPlan> LoadtestCommand::PlanAt(double rate) const {
 absl::StatusOr<LoadResult> LoadtestCommand::Send(const LoadPlan& plan, const std::string& label) {
   LoadProgressLine line(label.empty() ? "load test" : label, flags_.duration_s);
   load_.progress = [&line](const loadtest::LoadProgress& progress) { line.Update(progress); };
-  absl::StatusOr<LoadResult> result = loadtest::RunLoad(plan, load_, clock_);
+  absl::StatusOr<LoadResult> result = loadtest::RunLoad(plan, *transport_, load_, clock_);
   if (!result.ok()) return result.status();
   result->label = label;
   auto& settings = result->settings;
-  settings = {{"server", flags_.url}, {"model", flags_.model}};
+  settings = {{"server", absl::StrCat(flags_.url, flags_.grpc ? " (gRPC)" : "")},
+              {"model", flags_.model}};
   if (trace_.has_value()) {
     settings.emplace_back("trace", absl::StrCat(flags_.trace, ", speed ", flags_.speed));
   } else if (plan.concurrency > 0) {

@@ -44,6 +44,9 @@ void AddServerFlags(CLI::App& app, LoadtestFlags* f) {
   app.add_flag("--completions", f->completions,
                "Requests go to /v1/completions, not to /v1/chat/completions.")
       ->group(group);
+  app.add_flag("--grpc", f->grpc,
+               "The server is a flotilla whose gRPC interface listens at this address.")
+      ->group(group);
   app.add_option("--api-key-file", f->api_key_file,
                  "A file with the API key and nothing else. Others must not be able to write to "
                  "it.")

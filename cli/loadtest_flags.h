@@ -17,6 +17,7 @@ struct LoadtestFlags {
   std::string url;
   std::string model;
   bool completions = false;
+  bool grpc = false;
   std::string api_key_file;
   std::string ca_file;
   bool insecure_tls = false;

@@ -6,7 +6,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
-#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <csignal>
@@ -16,9 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "loadtest/core/prompt_text.h"
-#include "loadtest/http_exchange.h"
 
 namespace flotilla::loadtest {
 namespace {
@@ -60,7 +57,7 @@ class User final : public ExchangeListener {
 
   Runner* const runner_;
   asio::steady_timer timer_;  // until the user has thought
-  std::shared_ptr<HttpExchange> exchange_;
+  std::shared_ptr<Exchange> exchange_;
   std::size_t index_ = 0;  // of the request in the plan
   RequestMeter meter_;
   std::vector<std::string> said_;
@@ -69,12 +66,12 @@ class User final : public ExchangeListener {
 
 class Runner {
  public:
-  Runner(const LoadPlan& plan, const LoadOptions& options, const Clock& clock)
+  Runner(const LoadPlan& plan, Transport& transport, const LoadOptions& options, const Clock& clock)
       : plan_(plan),
+        transport_(transport),
         options_(options),
         clock_(clock),
         recorder_(options.level),
-        tls_(asio::ssl::context::tls_client),
         arrivals_(io_),
         ticks_(io_),
         signals_(io_, SIGINT, SIGTERM) {}
@@ -86,10 +83,9 @@ class Runner {
   LoadRecorder& recorder() { return recorder_; }
   const LoadPlan& plan() const { return plan_; }
   bool stopping() const { return stopping_; }
-  std::shared_ptr<HttpExchange> Start(const std::vector<std::string>& said, std::size_t index,
-                                      ExchangeListener* listener) {
-    const std::uint32_t tokens = plan_.requests[index].output_tokens;
-    return StartHttpExchange(io_, http_, RequestBody(options_.shape, said, tokens), listener);
+  std::shared_ptr<Exchange> Start(const std::vector<std::string>& said, std::size_t index,
+                                  ExchangeListener* listener) {
+    return transport_.Start(io_, said, plan_.requests[index].output_tokens, listener);
   }
   // Runs `work` from a handler of its own.
   template <class Work>
@@ -100,7 +96,6 @@ class Runner {
   void OnFree(User* user);
 
  private:
-  absl::Status Prepare();
   // The first request of the next conversation; the end of the plan if there is none.
   std::size_t NextConversation();
   void SendDue();
@@ -111,12 +106,11 @@ class Runner {
   void EndIfDone();
 
   const LoadPlan& plan_;
+  Transport& transport_;
   const LoadOptions& options_;
   const Clock& clock_;
   LoadRecorder recorder_;
   asio::io_context io_{1};
-  asio::ssl::context tls_;
-  HttpSettings http_;
   asio::steady_timer arrivals_, ticks_;
   asio::signal_set signals_;
   std::vector<std::unique_ptr<User>> users_;
@@ -184,32 +178,6 @@ void User::OnFailed(const std::string& reason) {
 
 void User::Release() {
   runner_->Post([this] { runner_->OnFree(this); });
-}
-
-absl::Status Runner::Prepare() {
-  if (plan_.requests.empty()) return absl::InvalidArgumentError("the plan has no requests");
-  if (absl::Status s = CheckShape(options_.shape); !s.ok()) return s;
-  error_code error;
-  asio::ip::tcp::resolver resolver(io_);
-  http_.addresses = resolver.resolve(options_.target.host, options_.target.port, error);
-  if (error) {
-    return absl::UnavailableError(
-        absl::StrCat("no address of ", options_.target.host, ": ", error.message()));
-  }
-  http_.target = options_.target;
-  http_.api_key = options_.api_key;
-  http_.route = options_.shape.chat ? "/v1/chat/completions" : "/v1/completions";
-  http_.timeout = std::chrono::nanoseconds(options_.timeout_ns);
-  if (!options_.target.tls) return absl::OkStatus();
-  http_.tls = &tls_;
-  tls_.set_default_verify_paths(error);
-  if (!options_.ca_file.empty()) tls_.load_verify_file(options_.ca_file, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the certificates of ", options_.ca_file, ": ", error.message()));
-  }
-  tls_.set_verify_mode(options_.verify_tls ? asio::ssl::verify_peer : asio::ssl::verify_none);
-  return absl::OkStatus();
 }
 
 std::size_t Runner::NextConversation() {
@@ -311,7 +279,8 @@ void Runner::Tick() {
 }
 
 absl::StatusOr<LoadResult> Runner::Run() {
-  if (absl::Status s = Prepare(); !s.ok()) return s;
+  if (plan_.requests.empty()) return absl::InvalidArgumentError("the plan has no requests");
+  if (absl::Status s = transport_.Prepare(io_); !s.ok()) return s;
   WaitForSignal();
   const double spent = ProcessorSeconds();
   start_ns_ = clock_.NowNs();
@@ -326,6 +295,8 @@ absl::StatusOr<LoadResult> Runner::Run() {
     SendDue();
   }
   io_.run();
+  users_.clear();
+  transport_.Drain();
   LoadResult result = recorder_.Result();
   result.cpu_seconds = ProcessorSeconds() - spent;
   if (result.seconds > 0) result.cpu_share = result.cpu_seconds / result.seconds;
@@ -336,9 +307,9 @@ absl::StatusOr<LoadResult> Runner::Run() {
 
 }  // namespace
 
-absl::StatusOr<LoadResult> RunLoad(const LoadPlan& plan, const LoadOptions& options,
-                                   const Clock& clock) {
-  return Runner(plan, options, clock).Run();
+absl::StatusOr<LoadResult> RunLoad(const LoadPlan& plan, Transport& transport,
+                                   const LoadOptions& options, const Clock& clock) {
+  return Runner(plan, transport, options, clock).Run();
 }
 
 }  // namespace flotilla::loadtest

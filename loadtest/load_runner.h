@@ -4,15 +4,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "common/rt/clock.h"
 #include "loadtest/core/load_plan.h"
 #include "loadtest/core/load_recorder.h"
 #include "loadtest/core/load_result.h"
-#include "loadtest/request_body.h"
-#include "loadtest/server_target.h"
+#include "loadtest/transport.h"
 
 namespace flotilla::loadtest {
 
@@ -24,16 +22,9 @@ struct LoadProgress {
 };
 
 struct LoadOptions {
-  ServerTarget target;
-  RequestShape shape;
-  std::string api_key;  // "": none
-  std::string ca_file;  // of certificates that https trusts besides the system's; "": none
-  bool verify_tls = true;
   ServiceLevel level;
   // Not 0: no conversation begins after this time. Requests under way are waited for.
   std::int64_t duration_ns = 0;
-  // From the time that a request is sent to the end of its answer.
-  std::int64_t timeout_ns = 600'000'000'000;
   // Open loops: requests beyond these wait in the client. Their latencies count from when they were
   // due all the same.
   std::uint32_t max_in_flight = 10'000;
@@ -44,8 +35,8 @@ struct LoadOptions {
 
 // Sends the requests of `plan` and returns when the last one has ended. On SIGINT or SIGTERM no
 // more are sent; a second signal cancels those under way, which count as failed ("cancelled").
-//   INVALID_ARGUMENT: options that cannot be used. UNAVAILABLE: the host has no address.
-absl::StatusOr<LoadResult> RunLoad(const LoadPlan& plan, const LoadOptions& options,
-                                   const Clock& clock);
+// INVALID_ARGUMENT: the plan has no requests. Other errors are those of `transport`.
+absl::StatusOr<LoadResult> RunLoad(const LoadPlan& plan, Transport& transport,
+                                   const LoadOptions& options, const Clock& clock);
 
 }  // namespace flotilla::loadtest

@@ -79,6 +79,8 @@ FOLDERS = {
     # A client of servers: it knows none of the folders that serve.
     "loadtest": Folder(may=("loadtest/core", "common/traces", "common/report") + COMMON,
                        libs=("absl", "boost", "json", "openssl", "system")),
+    "loadtest/grpc": Folder(may=("loadtest", "proto/codec"), libs=("absl", "grpc", "protobuf", "boost"),
+                            generated=True),
     "worker/comm": Folder(may=("worker/core",) + COMMON, libs=("absl", "mpi", "system")),
     "worker/compute": Folder(may=("worker/core", "worker/comm", "worker/compute/decoder", "model",
                                   "kernels") + COMMON,

@@ -76,8 +76,8 @@ async def measure(url, model, users, requests, tokens):
 
 
 def test_figures_are_those_of_the_pace_and_of_another_client(paced, tmp_path):
-    """Within 2 %. A machine that does other work gets three tries."""
-    for attempt in range(3):
+    """Within 2 %. A machine that does other work gets five tries."""
+    for attempt in range(5):
         other = asyncio.run(measure(paced, "paced", 2, 6, 25))
         (one,) = run(paced, tmp_path, "--concurrency", 2, "--requests", 6, "--output", 25)
         assert one["requests"] == one["finished"] == 6 and one["failed"] == 0
@@ -246,3 +246,16 @@ def test_the_real_server(server, tmp_path):
     assert one["ttft_ms"]["p50"] > one["itl_ms"]["p50"] > 0
     (one,) = run(server.url, tmp_path, "--requests", 1, "--completions", "--output", 4, model=MODEL)
     assert one["finished"] == 1 and one["output_tokens"] == 4
+
+
+def test_the_real_server_by_grpc(server, tmp_path):
+    flags = ["--grpc", "--requests", 4, "--concurrency", 2, "--prompt", 20, "--output", 8]
+    (one,) = run(server.grpc_address, tmp_path, *flags, "--turns", 2, model=MODEL)
+    assert one["finished"] == 4 and one["output_tokens"] == 32 and one["failed"] == 0
+    assert one["ttft_ms"]["p50"] > one["itl_ms"]["p50"] > 0
+    done = loadtest(server.grpc_address, *flags, "--completions", model="nobody", check=False)
+    assert "every request failed: gRPC NOT_FOUND model_not_found" in done.stderr
+    done = loadtest("127.0.0.1:1", *flags, check=False)
+    assert "every request failed: gRPC UNAVAILABLE" in done.stderr
+    done = loadtest(server.grpc_address, *flags, "--timeout", 0.001, model=MODEL, check=False)
+    assert "every request failed: timeout" in done.stderr

@@ -1,6 +1,9 @@
-#include "loadtest/http_exchange.h"
+#include "loadtest/http_transport.h"
 
 #include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/beast/core/error.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -11,13 +14,15 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "loadtest/core/answer_event.h"
 #include "loadtest/core/sse_parser.h"
@@ -32,26 +37,27 @@ using asio::ip::tcp;
 using beast::error_code;
 using TlsStream = beast::ssl_stream<beast::tcp_stream>;
 
-// Of an answer that is an error: the most that is read, and what a reason shows of its code.
+// The most that is read of an answer that is an error.
 constexpr std::size_t kMaxErrorBytes = 64 << 10;
-constexpr std::size_t kMaxCodeLetters = 48;
 
-// A server may say anything. Words and a few signs are what codes are made of.
-std::string PlainCode(const std::string& code) {
-  std::string plain;
-  for (const char c : code.substr(0, kMaxCodeLetters)) {
-    const bool fine = absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' ||
-                      c == '.' || c == ' ';
-    plain += fine ? c : '?';
-  }
-  return plain;
-}
+// What all exchanges of a test have in common. It outlives them.
+struct HttpSettings {
+  ServerTarget target;
+  // The addresses of the target's host. Names are resolved once, before the test.
+  tcp::resolver::results_type addresses;
+  asio::ssl::context* tls = nullptr;  // with https only
+  std::string route;                  // such as /v1/chat/completions
+  std::string api_key;
+  std::chrono::nanoseconds timeout{};
+};
 
+// One streamed request.
 template <class Stream>
-class Exchange final : public HttpExchange, public std::enable_shared_from_this<Exchange<Stream>> {
+class HttpExchange final : public Exchange,
+                           public std::enable_shared_from_this<HttpExchange<Stream>> {
  public:
-  Exchange(asio::io_context& io, const HttpSettings& settings, std::string body,
-           ExchangeListener* listener)
+  HttpExchange(asio::io_context& io, const HttpSettings& settings, std::string body,
+               ExchangeListener* listener)
       : settings_(settings), stream_(MakeStream(io, settings)), listener_(listener) {
     // A stream has no bound. (Without any limit this version of Beast refuses known lengths.)
     parser_.body_limit(std::numeric_limits<std::uint64_t>::max());
@@ -223,20 +229,63 @@ class Exchange final : public HttpExchange, public std::enable_shared_from_this<
   RequestUsage usage_;
 };
 
-template <class Stream>
-std::shared_ptr<HttpExchange> Start(asio::io_context& io, const HttpSettings& settings,
-                                    std::string body, ExchangeListener* listener) {
-  auto exchange = std::make_shared<Exchange<Stream>>(io, settings, std::move(body), listener);
-  exchange->Start();
-  return exchange;
-}
+class HttpTransport final : public Transport {
+ public:
+  explicit HttpTransport(const ServerOptions& options)
+      : options_(options), tls_(asio::ssl::context::tls_client) {
+    settings_.target = options.target;
+    settings_.api_key = options.api_key;
+    settings_.route = options.shape.chat ? "/v1/chat/completions" : "/v1/completions";
+    settings_.timeout = std::chrono::nanoseconds(options.timeout_ns);
+  }
+
+  absl::Status Prepare(asio::io_context& io) override {
+    if (absl::Status s = CheckShape(options_.shape); !s.ok()) return s;
+    error_code error;
+    tcp::resolver resolver(io);
+    settings_.addresses = resolver.resolve(options_.target.host, options_.target.port, error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("no address of ", options_.target.host, ": ", error.message()));
+    }
+    if (!options_.target.tls) return absl::OkStatus();
+    settings_.tls = &tls_;
+    tls_.set_default_verify_paths(error);
+    if (!options_.ca_file.empty()) tls_.load_verify_file(options_.ca_file, error);
+    if (error) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the certificates of ", options_.ca_file, ": ", error.message()));
+    }
+    tls_.set_verify_mode(options_.verify_tls ? asio::ssl::verify_peer : asio::ssl::verify_none);
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<Exchange> Start(asio::io_context& io, const std::vector<std::string>& said,
+                                  std::uint32_t max_tokens, ExchangeListener* listener) override {
+    std::string body = RequestBody(options_.shape, said, max_tokens);
+    return options_.target.tls ? StartOn<TlsStream>(io, std::move(body), listener)
+                               : StartOn<beast::tcp_stream>(io, std::move(body), listener);
+  }
+
+ private:
+  template <class Stream>
+  std::shared_ptr<Exchange> StartOn(asio::io_context& io, std::string body,
+                                    ExchangeListener* listener) {
+    auto exchange =
+        std::make_shared<HttpExchange<Stream>>(io, settings_, std::move(body), listener);
+    exchange->Start();
+    return exchange;
+  }
+
+  const ServerOptions options_;
+  asio::ssl::context tls_;
+  HttpSettings settings_;
+};
 
 }  // namespace
 
-std::shared_ptr<HttpExchange> StartHttpExchange(asio::io_context& io, const HttpSettings& settings,
-                                                std::string body, ExchangeListener* listener) {
-  return settings.target.tls ? Start<TlsStream>(io, settings, std::move(body), listener)
-                             : Start<beast::tcp_stream>(io, settings, std::move(body), listener);
+std::unique_ptr<Transport> MakeHttpTransport(const ServerOptions& options) {
+  return std::make_unique<HttpTransport>(options);
 }
 
 }  // namespace flotilla::loadtest
