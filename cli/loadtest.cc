@@ -344,6 +344,11 @@ absl::Status LoadtestCommand::RunSweep() {
     if (!knee.ok()) return knee.status();
     report_.predicted_knee = *knee;
   }
+  for (std::vector<LoadResult>* runs : {&report_.runs, &report_.predictions}) {
+    std::stable_sort(runs->begin(), runs->end(), [](const LoadResult& a, const LoadResult& b) {
+      return a.offered_per_s < b.offered_per_s;
+    });
+  }
   std::fputs(loadtest::SweepTable(report_.runs).c_str(), stdout);
   if (machine_.has_value()) {
     absl::PrintF("\nsimulated\n%s", loadtest::SweepTable(report_.predictions));

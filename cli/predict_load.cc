@@ -37,7 +37,8 @@ simulator::Workload WorkloadOf(const loadtest::LoadPlan& plan, double tokens_per
 }
 
 // The moments of a request, in the order in which they come if they are at the same time.
-enum class Moment : std::uint8_t { kSent, kFirstToken, kEnd };
+// A user of a closed loop sends when the last request has ended.
+enum class Moment : std::uint8_t { kFirstToken, kEnd, kSent, kEndWithoutToken };
 
 }  // namespace
 
@@ -64,8 +65,10 @@ absl::StatusOr<loadtest::LoadResult> PredictLoad(const simulator::Machine& machi
     moments.emplace_back(request.arrival_ns, Moment::kSent, i);
     if (request.output_tokens > 0) {
       moments.emplace_back(request.first_token_ns, Moment::kFirstToken, i);
+      moments.emplace_back(request.last_token_ns, Moment::kEnd, i);
+    } else {
+      moments.emplace_back(request.arrival_ns, Moment::kEndWithoutToken, i);
     }
-    moments.emplace_back(std::max(request.arrival_ns, request.last_token_ns), Moment::kEnd, i);
   }
   std::sort(moments.begin(), moments.end());
   loadtest::LoadRecorder recorder(level);

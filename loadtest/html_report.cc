@@ -27,7 +27,7 @@ h1 { font-size: 1.5em; margin-bottom: 0; } h2 { font-size: 1.15em; margin: 1.4em
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884; }
 td:first-child, th:first-child { text-align: left; padding-left: 0; white-space: pre; }
-.row { display: flex; flex-wrap: wrap; gap: 0 3em; align-items: flex-start; }
+.row { display: flex; flex-wrap: wrap; gap: 0 1.5em; align-items: flex-start; }
 .tiles { display: flex; flex-wrap: wrap; gap: 1em; margin: 1em 0; }
 .tile { border: 1px solid #8884; border-radius: 6px; padding: .5em 1em; }
 .tile b { display: block; font-size: 1.5em; } .row > svg { width: 430px; height: auto; }

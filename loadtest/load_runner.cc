@@ -23,6 +23,8 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
+constexpr std::size_t kMaxAnswerBytes = 1 << 20;
+
 double ProcessorSeconds() {
   timespec spent{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
@@ -154,7 +156,8 @@ bool User::Cancel() {
 
 void User::OnText(const std::string& text) {
   runner_->recorder().OnToken(meter_, runner_->Now());
-  answer_ += text;
+  // Only a next turn repeats the answer. One without an end does not fill the memory.
+  if (answer_.size() < kMaxAnswerBytes) answer_ += text;
 }
 
 void User::OnFinished(const RequestUsage& usage) {

@@ -4,6 +4,7 @@ real server."""
 import asyncio
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -175,18 +176,35 @@ def test_a_trace_is_replayed(tmp_path):
     assert words[0][:512] == words[1][:512] and words[0][512:] != words[1][512:]
 
 
-def test_a_sweep_finds_the_knee_and_the_simulators(tmp_path):
+def test_rates_of_a_sweep_are_those_of_the_flag(tmp_path):
     """Two slots of 100 ms serve 20 requests a second."""
     with paced_server(100, 0, slots=2) as url:
-        done = loadtest(url, "--sweep-rate", "5,40", "--duration", 1, "--output", 1,
-                        "--slo-ttft", 300, "--predict", "this-cpu", "--report",
-                        tmp_path / "sweep.html", "--json", tmp_path / "sweep.json")
+        done = loadtest(url, "--sweep-rate", "5,40", "--duration", 1, "--output", 1, "--slo-ttft",
+                        300, "--predict", "this-cpu", "--report", tmp_path / "sweep.html", "--json",
+                        tmp_path / "sweep.json")
     assert "knee: 5/s, simulated: " in done.stdout
     runs = json.loads((tmp_path / "sweep.json").read_text())["runs"]
     assert [one["label"] for one in runs] == ["5/s", "40/s", "5/s simulated", "40/s simulated"]
     assert runs[0]["good_share"] >= 0.9 > runs[1]["good_share"]
     page = (tmp_path / "sweep.html").read_text()
     assert "Over the offered load" in page and "<script" not in page and "href=" not in page
+
+
+def test_the_knee_is_that_of_the_simulator(tmp_path):
+    """Steps of 20 ms with at most 4 sequences: a request of 8 tokens takes 160 ms, and 25 requests a
+    second are the most. The stand-in and a machine of the simulator are such servers."""
+    (tmp_path / "machine.json").write_text(json.dumps({
+        "name": "paced", "kind": "linear", "step_ns": 20e6, "kv_tokens": 65536, "max_seqs": 4,
+        "max_step_tokens": 4096}))
+    with paced_server(20, 20, slots=4) as url:
+        for _ in range(3):
+            done = loadtest(url, "--sweep", "--rate", 18, "--duration", 2, "--prompt", 8, "--output",
+                            8, "--slo-ttft", 250, "--predict", tmp_path / "machine.json")
+            knee, predicted = map(float, re.search(
+                r"knee: (.*)/s, simulated: (.*)/s", done.stdout).groups())
+            if 10 < knee < 30 and knee == pytest.approx(predicted, rel=0.2):
+                return
+    raise AssertionError(done.stdout)
 
 
 def test_runs_are_compared(paced, tmp_path):
