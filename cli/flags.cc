@@ -237,8 +237,14 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "host and the command. The default is ssh. The flag needs --group-network.",
      kWorker | kOwnGroup},
 
-    {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 2, 1 << 26, kSchedule,
-     "The number of blocks in the KV pool.", kGroup},
+    {"--kv-blocks", &RoleFlags::kv_blocks, "blocks", 0, 1 << 26, kSchedule,
+     "The number of blocks in the KV pool. 0 means as many as --kv-memory-share of the available "
+     "memory holds; the log says how many that are.",
+     kGroup},
+    {"--kv-memory-share", &RoleFlags::kv_memory_share, "percent", 0, 100, kSchedule,
+     "The share of the memory available after loading the weights that the KV pool may take, if "
+     "--kv-blocks is 0. 0 means 50 on CPUs and 100 on GPUs. Ranks of one host or GPU share it.",
+     kGroup},
     {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule,
      "The number of tokens in a KV block. Only 16 is supported.", kServe | kWorker | kOwnGroup},
     {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,

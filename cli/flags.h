@@ -54,7 +54,8 @@ struct RoleFlags {
   std::string kv_value_type = "same";
   std::string kv_layers;  // LAYERS=TYPE,...
   std::string quantize = "none";
-  std::int64_t kv_blocks = 4096;
+  std::int64_t kv_blocks = 0;        // 0: what memory allows
+  std::int64_t kv_memory_share = 0;  // percent; 0: that of the device
   std::int64_t block_tokens = 16;
   std::int64_t max_batch_tokens = 256;
   std::int64_t max_chunk_tokens = 256;

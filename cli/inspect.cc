@@ -12,8 +12,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "cli/flags.h"
 #include "cli/open_model.h"
 #include "cli/skipped_tensors.h"
+#include "common/types/kv_needs.h"
 #include "kernels/kv_layout.h"
 #include "kernels/packed_matrix.h"
 #include "model/chat_template.h"
@@ -22,6 +24,7 @@
 #include "model/load_spec.h"
 #include "model/tensor_table.h"
 #include "model/text/tokenizer.h"
+#include "worker/compute/block_count.h"
 #include "worker/compute/model_shard.h"
 
 namespace flotilla::cli {
@@ -130,8 +133,8 @@ std::string SkippedSummary(const model::Checkpoint& file) {
   return text.empty() ? "" : absl::StrCat("tensors not used for text: ", text, "\n");
 }
 
-// What the matrices take in memory.
-std::string PackedSize(const model::Checkpoint& file) {
+// The bytes that the matrices take in memory.
+double PackedBytes(const model::Checkpoint& file) {
   double bytes = 0;
   for (const model::Tensor& tensor : file.tensors()) {
     const auto bits =
@@ -139,7 +142,35 @@ std::string PackedSize(const model::Checkpoint& file) {
     if (tensor.rank < 2 || !model::IsDecodable(tensor) || !bits.ok()) continue;
     bytes += static_cast<double>(tensor.elements()) * *bits / 8;
   }
-  return absl::StrFormat("matrices in memory: %.1f MB\n", bytes / 1e6);
+  return bytes;
+}
+
+// The KV pool that `flotilla serve` would take here, but for its bound by --max-seqs.
+std::string PoolThatFits(const model::ModelSpec& spec, double packed_bytes,
+                         const AvailableMemory& memory) {
+  const worker::KvShape shape = worker::KvShapeOf(
+      spec, kernels::KvFormat::kBf16, {0, static_cast<std::uint32_t>(spec.layers.size())},
+      spec.attention().kv_heads);
+  std::uint64_t one_sequence = 0;
+  const auto block_tokens = static_cast<std::uint32_t>(shape.block_tokens);
+  for (const model::KvGroupSpec& group : spec.kv_groups) {
+    const auto kind = group.window > 0 ? KvGroup::Kind::kWindow : KvGroup::Kind::kFull;
+    one_sequence +=
+        MostNamed({.kind = kind, .window = group.window, .tokens_per_block = block_tokens},
+                  spec.served_context, RoleFlags().max_batch_tokens);
+  }
+  const std::uint64_t blocks =
+      worker::BlocksWithin({.bytes = memory.bytes - static_cast<std::int64_t>(packed_bytes),
+                            .share_percent = worker::kCpuSharePercent,
+                            .bytes_per_block = shape.bytes_per_block(),
+                            .one_sequence = one_sequence}) -
+      1;
+  return absl::StrFormat(
+      "KV pool in bf16 on CPUs, by %d %% of the %.1f GiB that %s has available, less the matrices: "
+      "%d blocks, %d tokens, %.1f sequences of %d tokens\n",
+      worker::kCpuSharePercent, static_cast<double>(memory.bytes) / (1 << 30), memory.whose, blocks,
+      blocks * block_tokens / spec.kv_groups.size(),
+      static_cast<double>(blocks) / static_cast<double>(one_sequence), spec.served_context);
 }
 
 // What a token's K and V take on one rank, in each type.
@@ -165,6 +196,13 @@ std::string KvSizes(const model::ModelSpec& spec) {
       absl::StrJoin(types, "; "), "\n");
 }
 
+std::string MemorySummary(const model::Checkpoint& file, const model::ModelSpec& spec,
+                          const AvailableMemory& memory) {
+  const double packed = PackedBytes(file);
+  return absl::StrFormat("matrices in memory: %.1f MB\n", packed / 1e6) + KvSizes(spec) +
+         PoolThatFits(spec, packed, memory);
+}
+
 // Says what the model is, or why flotilla cannot serve it.
 std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
   if (!spec.ok()) return absl::StrCat("cannot be served: ", Shown(spec.status()));
@@ -178,7 +216,8 @@ std::string Summary(const absl::StatusOr<model::ModelSpec>& spec) {
 
 }  // namespace
 
-void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
+void PrintCheckpoint(const model::Checkpoint& file, const AvailableMemory& memory,
+                     std::ostream& out) {
   std::uint64_t elements = 0, bytes = 0;
   std::map<std::string_view, int> types;
   for (const model::Tensor& tensor : file.tensors()) {
@@ -196,7 +235,7 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
   const absl::StatusOr<model::ModelSpec> spec = model::LoadSpec(file);
   out << ")\n"
       << SkippedSummary(file) << Summary(spec) << "\n"
-      << (spec.ok() ? PackedSize(file) + KvSizes(*spec) : "") << TextSummary(file)
+      << (spec.ok() ? MemorySummary(file, *spec, memory) : "") << TextSummary(file)
       << "\n\nmetadata\n";
 
   for (const model::MetadataEntry& entry : file.Metadata()) {
@@ -219,7 +258,7 @@ void PrintCheckpoint(const model::Checkpoint& file, std::ostream& out) {
 absl::Status RunInspect(const std::string& path, const std::string& quantize) {
   const auto file = OpenModel(path, quantize);
   if (!file.ok()) return file.status();
-  PrintCheckpoint(**file, std::cout);
+  PrintCheckpoint(**file, AvailableMemoryOf(ReadMemoryFiles()), std::cout);
   return absl::OkStatus();
 }
 

@@ -131,6 +131,7 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
       flags.balance == "bytes" ? worker::ShardBalance::kBytes : worker::ShardBalance::kStep;
   options.threads = static_cast<int>(flags.threads);
   options.kv_blocks = static_cast<std::uint32_t>(flags.kv_blocks);
+  options.kv_share_percent = static_cast<int>(flags.kv_memory_share);
   options.max_context = static_cast<std::uint32_t>(flags.max_model_len);
   options.max_step_tokens = static_cast<std::uint32_t>(flags.max_batch_tokens);
   options.max_sequences = static_cast<std::uint32_t>(flags.max_seqs);

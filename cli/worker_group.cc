@@ -91,11 +91,11 @@ StepExecutor* WorkerGroup::executor() {
 }
 
 void WorkerGroup::AddMetrics(Metrics& metrics) const {
-  worker::AddKvConfigInfo(metrics, KvFormatsOf(flags_)->Name(),
-                          static_cast<std::uint32_t>(flags_.kv_blocks),
-                          static_cast<std::uint32_t>(flags_.block_tokens));
-  worker::WatchWorker(metrics,
-                      in_process_.has_value() ? &in_process_->probe() : &processes_->probe());
+  const worker::KvFormats kv = *KvFormatsOf(flags_);
+  const worker::WorkerProbe* const probe =
+      in_process_.has_value() ? &in_process_->probe() : &processes_->probe();
+  worker::WatchKvConfig(metrics, kv.Name(), static_cast<std::uint32_t>(kv.block_tokens()), probe);
+  worker::WatchWorker(metrics, probe);
   if (processes_.has_value()) worker::WatchGroup(metrics, &processes_->group_probe(), clock_);
 }
 

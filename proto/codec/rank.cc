@@ -54,6 +54,7 @@ std::string Encode(const RankEvent& event) {
     proto.mutable_loaded()->set_no_gpu(loaded->no_gpu);
     proto.mutable_loaded()->set_exchange(loaded->exchange);
     proto.mutable_loaded()->set_no_nccl(loaded->no_nccl);
+    proto.mutable_loaded()->set_kv_memory(loaded->kv_memory);
   } else if (const auto* refused = std::get_if<RankRefused>(&event)) {
     proto.mutable_refused()->set_code(static_cast<std::uint32_t>(refused->why.code()));
     proto.mutable_refused()->set_message(std::string(refused->why.message()));
@@ -103,7 +104,8 @@ absl::StatusOr<RankEvent> DecodeRankEvent(absl::string_view bytes) {
                         .device = proto.loaded().device(),
                         .no_gpu = proto.loaded().no_gpu(),
                         .exchange = proto.loaded().exchange(),
-                        .no_nccl = proto.loaded().no_nccl()};
+                        .no_nccl = proto.loaded().no_nccl(),
+                        .kv_memory = proto.loaded().kv_memory()};
     case v1::RankEvent::kRefused: {
       const auto code = static_cast<absl::StatusCode>(proto.refused().code());
       if (code == absl::StatusCode::kOk) return Wrong("refused.code", "0");

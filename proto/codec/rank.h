@@ -43,7 +43,7 @@ struct RankHeartbeat {
 // The model is loaded and warm.
 struct RankLoaded {
   std::int64_t weight_bytes = 0, buffer_bytes = 0;
-  std::string device, no_gpu, exchange, no_nccl;  // as RankDevice
+  std::string device, no_gpu, exchange, no_nccl, kv_memory;  // as RankDevice
 
   bool operator==(const RankLoaded&) const = default;
 };

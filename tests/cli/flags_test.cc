@@ -36,7 +36,7 @@ TEST(FlagsTest, DefaultsThatOthersRelyOn) {
   EXPECT_EQ(flags.grpc_port, 50051);
   EXPECT_EQ(flags.compute, "accurate");
   EXPECT_EQ(flags.kv_type, "bf16");
-  EXPECT_EQ(flags.kv_blocks, 4096);
+  EXPECT_EQ(flags.kv_blocks, 0);
   EXPECT_EQ(flags.block_tokens, 16);
   EXPECT_EQ(flags.max_batch_tokens, 256);
   EXPECT_EQ(flags.max_chunk_tokens, 256);
@@ -59,7 +59,7 @@ TEST(FlagsTest, ValuesOutsideTheBoundsAreRefusedByName) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"--http-port", "65536"},    {"--speculation", "eagle"},
       {"--draft-tokens", "0"},     {"--http-port", "-1"},
-      {"--http-port", "http"},     {"--kv-blocks", "1"},
+      {"--http-port", "http"},     {"--kv-blocks", "-1"},
       {"--block-tokens", "32"},    {"--max-batch-tokens", "0"},
       {"--threads", "9999999999"}, {"--kv-type", "int3"},
       {"--quantize", "int3"},      {"--cpu-isa", "neon"},
@@ -163,7 +163,7 @@ TEST(FlagsTest, HelpShowsUnitsBoundsAndDefaults) {
   AddRoleFlags(app, Role::kServe, &flags);
   const std::string help = app.help();
   EXPECT_THAT(help, HasSubstr("--kv-blocks blocks"));
-  EXPECT_THAT(help, HasSubstr("[2..67108864, default 4096]"));
+  EXPECT_THAT(help, HasSubstr("[0..67108864, default 0]"));
   EXPECT_THAT(help, HasSubstr("auto|reference|avx2|avx512"));
 }
 

@@ -21,7 +21,7 @@ std::string Printed(const std::vector<std::byte>& bytes) {
   const auto file = model::ParseCheckpoint(bytes);
   EXPECT_TRUE(file.ok()) << file.status();
   std::ostringstream out;
-  PrintCheckpoint(**file, out);
+  PrintCheckpoint(**file, {.bytes = 1 << 30, .whose = "this machine"}, out);
   return out.str();
 }
 
@@ -67,7 +67,7 @@ TEST(InspectTest, SaysWhatALatentModelIs) {
   const auto file = model::OpenCheckpoint("tests/data/tiny/deepseek_v3_mla");
   ASSERT_TRUE(file.ok()) << file.status();
   std::ostringstream out;
-  PrintCheckpoint(**file, out);
+  PrintCheckpoint(**file, {}, out);
   EXPECT_THAT(out.str(),
               HasSubstr("deepseek_v3: 3 layers of 64, 4 query heads of 32, a latent of "
                         "32 + 16, FFN of 160, 2 of 8 experts of 48, shared expert of 48, "
@@ -84,7 +84,7 @@ TEST(InspectTest, NamesWhatIsNotUsedForText) {
   const auto file = model::OpenCheckpoint(folder.path());
   ASSERT_TRUE(file.ok()) << file.status();
   std::ostringstream out;
-  PrintCheckpoint(**file, out);
+  PrintCheckpoint(**file, {}, out);
   EXPECT_THAT(out.str(), HasSubstr("tensors not used for text: vision_tower. (2, 0.0 MB), "
                                    "visual. (1, 0.0 MB)\n"));
 }
@@ -105,6 +105,13 @@ TEST(InspectTest, CountsUnusedPlacesOfKvGroups) {
   builder.AddInts("llama.attention.sliding_window_pattern", {1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1});
   EXPECT_THAT(Printed(builder.Build()),
               HasSubstr("KV in 6 groups of 2 layers (5 of a window of 64), 1 of 12 places unused"));
+}
+
+// Blocks of 8 KiB: half of 1 GiB less 0.2 MB of matrices.
+TEST(InspectTest, SaysWhatFitsInTheMachine) {
+  EXPECT_THAT(Printed(testing::TinyGguf()),
+              HasSubstr("KV pool in bf16 on CPUs, by 50 % of the 1.0 GiB that this machine has "
+                        "available, less the matrices: "));
 }
 
 TEST(InspectTest, SaysWhyAModelCannotBeServed) {

@@ -21,12 +21,14 @@ struct TwoRoles {
   TwoRoles() {
     AddBuildInfo(registry, "1");
     AddProcessMetrics(registry);
-    worker::AddKvConfigInfo(registry, "bf16", 64, 16);
+    worker.kv_blocks = 64;
+    worker::WatchKvConfig(registry, "bf16", 16, &worker);
   }
   std::string Render() { return registry.Render(); }
 
   Metrics registry{Metrics::Labels{{"model", "m"}}};
   router::RouterMetrics router{registry};
+  worker::WorkerProbe worker;
   scheduler::SchedulerProbe probe;
   testing::ManualClock clock;
   scheduler::SchedulerMetrics scheduler{registry, &probe, &clock};

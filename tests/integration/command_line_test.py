@@ -171,7 +171,8 @@ def test_an_option_is_blamed_by_its_flag(role, words, said):
     started = time.monotonic()
     code, lines = say(role, "--model", model_path(), *ports, *words.split())
     assert code == 1 and said in lines[-1], lines
-    assert len([line for line in lines if " info model loaded " not in line]) == 1, lines
+    loaded = (" info model loaded ", " info KV pool ")
+    assert len([line for line in lines if not any(one in line for one in loaded)]) == 1, lines
     for name in ("max_context", "kv_blocks", "max_step_tokens", "max_sequences", "draft_layers"):
         assert name not in lines[-1]
     assert time.monotonic() - started < (60 if SANITIZED else 10)
@@ -236,3 +237,46 @@ def test_without_a_gpu_the_cpu_computes_and_the_log_says_why(tmp_path, role, wor
     one.stop()
     assert re.search(r'model loaded device="CPU \(\w+\)" no_gpu="(rank 0: )?no GPU can be used: ',
                      one.log_text()), one.log_text()
+
+
+# --- The KV pool -------------------------------------------------------------
+
+
+def the_pool(log):
+    """Returns the fields of the log's line about the KV pool: blocks, tokens, bytes, and of what."""
+    line = re.search(r'info KV pool blocks=(\d+) tokens=(\d+) rank_bytes=(\d+) of="?([^"\n]+)', log)
+    assert line, log
+    return *(int(number) for number in line.groups()[:3]), line.group(4)
+
+
+@pytest.mark.parametrize("role, words", [
+    ("serve", "--http-port 0 --grpc-port 0"), ("worker", "--tp 2"),
+    ("worker", "--tp 2 --launcher none")])
+def test_the_pool_is_what_memory_allows_and_is_told(tmp_path, role, words):
+    flags = ("--model", model_path(), "--device", "cpu", "--max-model-len", "512", "--max-seqs", "4")
+    one = Program(tmp_path, role, *flags, *words.split())
+    try:
+        blocks, tokens, size, of = the_pool(one.log_text())
+        # Four sequences of 512 tokens need this much, which every machine has.
+        assert (blocks, tokens) == (4 * 512 // 16, 4 * 512)
+        heads = 1 if "--tp" in words else 3  # of K and V on one rank, the larger part of three
+        assert size >= blocks * 16 * 64 * 2 * 2 * 30 * heads
+        assert re.fullmatch(r"50 % of the \d+\.\d GiB that .+ has available", of), of
+        assert f'num_blocks="{blocks}"}} 1\n' in one.metrics_page()
+    finally:
+        one.stop()
+
+
+def test_a_pool_that_the_operator_names_is_taken(tmp_path):
+    one = Program(tmp_path, "serve", "--model", model_path(), "--device", "cpu", "--http-port", "0",
+                  "--grpc-port", "0", "--kv-blocks", "64")
+    one.stop()
+    assert the_pool(one.log_text())[0::3] == (64, "--kv-blocks")
+
+
+def test_inspect_says_what_fits():
+    shown = subprocess.run([binary(), "inspect", model_path()], check=True, capture_output=True,
+                           text=True, timeout=60).stdout
+    assert re.search(r"\nKV pool in bf16 on CPUs, by 50 % of the \d+\.\d GiB that .+ has available, "
+                     r"less the matrices: \d+ blocks, \d+ tokens, \d+\.\d sequences of 8192 tokens"
+                     r"\n", shown), shown

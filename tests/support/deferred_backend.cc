@@ -350,11 +350,11 @@ absl::Status DeferredBackend::Load() { return MayAdd("Load") ? device_->Load() :
 
 // ---- KV memory and tiers.
 
-std::uint32_t DeferredBackend::DefaultBlockCount(const worker::KvShape&, const worker::KvShape&,
-                                                 std::uint32_t one_sequence,
-                                                 int /*sharers*/) const {
-  constexpr std::uint32_t kBlocks = 4096;
-  return std::max(kBlocks, one_sequence) + 1;
+worker::BlockChoice DeferredBackend::DefaultBlockCount(const worker::KvShape&,
+                                                       const worker::BlockNeeds& needs) const {
+  constexpr std::uint64_t kBlocks = 4096;
+  return {.count = static_cast<std::uint32_t>(std::max(kBlocks, needs.one_sequence) + 1),
+          .reason = "what a test takes"};
 }
 
 absl::Status DeferredBackend::CreateKv(const worker::KvShape& shape, std::uint32_t blocks,

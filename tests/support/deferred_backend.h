@@ -74,8 +74,8 @@ class DeferredBackend final : public worker::Backend {
   absl::StatusOr<worker::HeadHandle> AddHead(const worker::HeadSource& source) override;
   absl::Status Load() override;
 
-  std::uint32_t DefaultBlockCount(const worker::KvShape& own, const worker::KvShape& all,
-                                  std::uint32_t one_sequence, int sharers) const override;
+  worker::BlockChoice DefaultBlockCount(const worker::KvShape& own,
+                                        const worker::BlockNeeds& needs) const override;
   absl::Status CreateKv(const worker::KvShape& shape, std::uint32_t blocks,
                         const worker::TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_; }

@@ -37,6 +37,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/rt/available_memory.h"
 #include "common/rt/clock.h"
 #include "common/rt/load_progress.h"
 #include "common/types/executor.h"
@@ -46,6 +47,7 @@
 #include "model/tensor.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/exchange.h"
+#include "worker/compute/block_count.h"
 #include "worker/compute/kv_shape.h"
 #include "worker/compute/recipe.h"
 #include "worker/compute/row_partials.h"
@@ -247,16 +249,12 @@ class Backend {
   // ---- KV memory: blocks of 16 or 64 tokens of all heads of this rank, for the layers of one KV
   // group. Those of 64 go with layers whose K or V is kept by runs (worker/compute/open_runs.h).
 
-  // Names the memory that blocks will lie in, so that ranks know who shares it; empty: that of the
-  // host, whose ranks the rule of DefaultBlockCount counts.
+  // Names the memory that blocks will lie in, so that ranks know who shares it.
   virtual std::string memory_id() const { return ""; }
-  // The number of blocks, the null block included, when the operator names none; at least what one
-  // sequence needs, `one_sequence`. `own` is the shape of this rank, `all` that of all ranks
-  // together, which counts if they share the host's memory. `sharers` ranks, this one included,
-  // have memory of this rank's memory_id, and all have loaded. The ranks take the lowest number of
-  // all.
-  virtual std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                          std::uint32_t one_sequence, int sharers) const = 0;
+  // The number of blocks of shape `own`, the null block included, when the operator names none.
+  // The sharers of `needs` have memory of this rank's memory_id, and all have loaded. The ranks
+  // take the lowest number of all.
+  virtual BlockChoice DefaultBlockCount(const KvShape& own, const BlockNeeds& needs) const = 0;
   // Makes the memory and the tiers, once, after Load. K and V behind the last position that was
   // written mean nothing. RESOURCE_EXHAUSTED: not enough of either; UNAVAILABLE: no file
   // can be made in the directory; UNIMPLEMENTED: the backend has no such layers.
@@ -393,6 +391,8 @@ struct BackendOptions {
   // Load says here how much it has read, and other calls that they get further. Outlives the
   // backend; null: nobody wants to know.
   LoadProgress* progress = nullptr;
+  // The memory that a backend of CPUs may take; null: that of the kernel's files.
+  std::function<AvailableMemory()> available_memory;
 };
 
 using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;

@@ -47,8 +47,11 @@ absl::Status InProcessExecutor::Load() {
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
   const RankDevice device = runner_->device();
-  if (log_ != nullptr) LogDevice(device, *log_);
-  probe_.OnLoaded(device);
+  if (log_ != nullptr) {
+    LogDevice(device, *log_);
+    LogPool(device, runner_->description(), *log_);
+  }
+  probe_.OnLoaded(device, runner_->description());
   absl::MutexLock lock(&mu_);
   device_ = device;
   return absl::OkStatus();

@@ -36,14 +36,22 @@ RankSeries AddRank(Metrics& metrics, std::size_t rank) {
 
 }  // namespace
 
-void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
-                     std::uint32_t block_tokens) {
-  metrics
-      .AddGauge("flotilla_kv_cache_config_info", "1.",
-                {{"block_size", std::to_string(block_tokens)},
-                 {"num_blocks", std::to_string(kv_blocks)},
-                 {"dtype", kv_type}})
-      .Set(1);
+void WatchKvConfig(Metrics& metrics, const std::string& kv_type, std::uint32_t block_tokens,
+                   const WorkerProbe* worker) {
+  const auto add = [&metrics, kv_type, block_tokens](std::uint32_t blocks) -> Gauge& {
+    return metrics.AddGauge("flotilla_kv_cache_config_info",
+                            "1 for the configuration of the KV pool since the last load.",
+                            {{"block_size", std::to_string(block_tokens)},
+                             {"num_blocks", std::to_string(blocks)},
+                             {"dtype", kv_type}});
+  };
+  metrics.OnRender([add, worker, shown = std::uint32_t{0}]() mutable {
+    const std::uint32_t blocks = worker->kv_blocks;
+    if (blocks == shown) return;
+    if (shown > 0) add(shown).Set(0);
+    add(blocks).Set(1);
+    shown = blocks;
+  });
 }
 
 void WatchWorker(Metrics& metrics, const WorkerProbe* worker) {

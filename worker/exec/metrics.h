@@ -14,6 +14,7 @@
 #include "common/obs/metrics.h"
 #include "common/rt/clock.h"
 #include "common/rt/load_progress.h"
+#include "common/types/executor.h"
 #include "common/types/plan.h"
 #include "worker/core/watch.h"
 #include "worker/exec/rank_device.h"
@@ -31,10 +32,12 @@ struct WorkerProbe {
   std::atomic<std::int64_t> buffer_bytes{0};
   // What the ranks have loaded the model on; nothing before that.
   std::atomic<bool> on_cpus{false}, on_gpus{false};
+  std::atomic<std::uint32_t> kv_blocks{0};  // of the pool, usable; 0: not known before the load
 
-  void OnLoaded(const RankDevice& device) {
+  void OnLoaded(const RankDevice& device, const ExecutorDescription& group) {
     on_cpus = device.on_cpus();
     on_gpus = device.on_gpus();
+    kv_blocks = group.block_count - 1;
   }
   void OnStep(const StepTimings& timings) {
     ++steps;
@@ -63,9 +66,10 @@ struct GroupProbe {
   std::array<std::atomic<std::uint64_t>, kFaults> restarts{};  // [Fault]
 };
 
-// Adds the configuration of the KV pool.
-void AddKvConfigInfo(Metrics& metrics, const std::string& kv_type, std::uint32_t kv_blocks,
-                     std::uint32_t block_tokens);
+// Adds the configuration of the KV pool, whose number of blocks is that of the last load. `worker`
+// outlives the last Render.
+void WatchKvConfig(Metrics& metrics, const std::string& kv_type, std::uint32_t block_tokens,
+                   const WorkerProbe* worker);
 
 // Reads `worker`, which outlives the last Render, at each scrape from now on.
 void WatchWorker(Metrics& metrics, const WorkerProbe* worker);

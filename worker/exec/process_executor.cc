@@ -299,12 +299,13 @@ std::optional<ProcessExecutor::End> ProcessExecutor::FinishBeginning() {
       weights += incarnation_.loaded[rank]->weight_bytes;
       buffers += incarnation_.loaded[rank]->buffer_bytes;
       const codec::RankLoaded& loaded = *incarnation_.loaded[rank];
-      device.Add({loaded.device, loaded.no_gpu, loaded.exchange, loaded.no_nccl});
+      device.Add({loaded.device, loaded.no_gpu, loaded.exchange, loaded.no_nccl, loaded.kv_memory});
     }
     probe_.weight_bytes = weights;
     probe_.buffer_bytes = buffers;
     LogDevice(device, *log_);
-    probe_.OnLoaded(device);
+    LogPool(device, *merged, *log_);
+    probe_.OnLoaded(device, *merged);
     log_->Info(
         "worker group ready",
         {{"epoch", last_epoch_.value()},

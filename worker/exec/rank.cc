@@ -195,7 +195,8 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .max_steps = static_cast<int>(options_.shape.pipeline) + 1,
                          .clock = &clock,
                          .exchange = links_.exchange,
-                         .progress = options_.progress};
+                         .progress = options_.progress,
+                         .available_memory = options_.available_memory};
   if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);
     if (!layout.ok()) return layout.status();
@@ -359,10 +360,13 @@ absl::Status Rank::AgreeOnExchange() {
   return cuda_->UseExchange(std::move(exchange));
 }
 
-absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, const KvShape& all,
-                                                  std::uint32_t one_sequence) {
+absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, BlockNeeds needs) {
   Communicator* const ranks = links_.communicator;
-  if (ranks == nullptr) return backend_->DefaultBlockCount(own, all, one_sequence, 1);
+  if (ranks == nullptr) {
+    BlockChoice choice = backend_->DefaultBlockCount(own, needs);
+    device_.kv_memory = std::move(choice.reason);
+    return choice.count;
+  }
   const absl::Status failed = absl::UnavailableError("another rank of the group has failed");
   const auto bytes_of = [](const auto& value) {
     return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(std::data(value)),
@@ -372,12 +376,13 @@ absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, const KvSh
   const std::string memory = backend_->memory_id();
   ranks->SendMetadata(bytes_of(memory));
   // All ranks have loaded when this returns, and none makes its pool before the second exchange.
-  int sharers = 0;
+  needs.sharers = 0;
   for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
-    sharers += bytes_of(memory) == absl::MakeConstSpan(other) ? 1 : 0;
+    needs.sharers += bytes_of(memory) == absl::MakeConstSpan(other) ? 1 : 0;
   }
   if (ranks->aborted()) return failed;
-  std::uint32_t blocks[] = {backend_->DefaultBlockCount(own, all, one_sequence, sharers)};
+  BlockChoice choice = backend_->DefaultBlockCount(own, needs);
+  std::uint32_t blocks[] = {choice.count};
   ranks->SendMetadata(bytes_of(blocks));
   bool understood = true;
   for (const std::vector<std::byte>& other : ranks->TakeMetadata()) {
@@ -389,6 +394,7 @@ absl::StatusOr<std::uint32_t> Rank::AgreeOnBlocks(const KvShape& own, const KvSh
   if (ranks->aborted()) return failed;
   if (!understood)
     return absl::InternalError("a rank has not said how many blocks it has room for");
+  if (blocks[0] == choice.count) device_.kv_memory = std::move(choice.reason);
   Begin(LoadPhase::kMemory);
   return blocks[0];
 }
@@ -399,23 +405,20 @@ KvShape Rank::OwnKvShape(const ModelShard& shard) const {
 
 absl::Status Rank::CreateKv(const ModelShard& shard) {
   const KvShape shape = OwnKvShape(shard);
-  // Ranks whose queries share one KV head have it each.
-  const std::uint32_t copies = spec_.attention().splits_queries() ? options_.shape.tensor : 1;
-  const IndexRange all{0, static_cast<std::uint32_t>(spec_.layers.size())};
-  const KvShape whole =
-      KvShapeOf(spec_, options_.kv_format, all, spec_.attention().kv_heads * copies);
-  std::uint64_t one_sequence = 0;
+  BlockNeeds needs{.max_sequences = options_.max_sequences,
+                   .host_blocks = options_.tiers.host_blocks,
+                   .share_percent = options_.kv_share_percent};
   for (const model::KvGroupSpec& spec : spec_.kv_groups) {
     const KvGroup& group = description_.groups.emplace_back(
         KvGroup{.kind = spec.window > 0 ? KvGroup::Kind::kWindow : KvGroup::Kind::kFull,
                 .window = spec.window,
                 .tokens_per_block = static_cast<std::uint32_t>(shape.block_tokens),
                 .bytes_per_block = static_cast<std::uint64_t>(shape.bytes_per_block())});
-    one_sequence += MostNamed(group, description_.max_context, RowsOfPlans(description_));
+    needs.one_sequence += MostNamed(group, description_.max_context, RowsOfPlans(description_));
   }
   description_.block_count = options_.kv_blocks + 1;
   if (options_.kv_blocks == 0) {
-    const auto blocks = AgreeOnBlocks(shape, whole, static_cast<std::uint32_t>(one_sequence));
+    const auto blocks = AgreeOnBlocks(shape, needs);
     if (!blocks.ok()) return blocks.status();
     description_.block_count = *blocks;
   }

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/rt/available_memory.h"
 #include "common/rt/clock.h"
 #include "common/rt/load_progress.h"
 #include "common/types/executor.h"
@@ -63,6 +64,7 @@ struct RankOptions {
   ShardBalance balance = ShardBalance::kStep;
   int threads = 0;                // compute threads of a rank; 0: its share of AvailableCpus()
   std::uint32_t kv_blocks = 0;    // usable blocks of 16 tokens; 0: DefaultBlockCount
+  int kv_share_percent = 0;       // of the memory that is free, if kv_blocks is 0; 0: the backend's
   std::uint32_t max_context = 0;  // positions of a sequence; 0: the file's
   std::uint32_t max_step_tokens = 512;
   std::uint32_t max_sequences = 256;
@@ -77,6 +79,8 @@ struct RankOptions {
   LoadProgress* progress = nullptr;
   // Makes what computes; null: it is as `device` says.
   BackendMaker make_backend;
+  // The memory that ranks on CPUs may take; null: that of the kernel's files.
+  std::function<AvailableMemory()> available_memory;
   // Makes the device of a GPU; null: MakeDevice.
   DeviceMaker make_device;
   // Opens NCCL, where every rank has a GPU of its own; null: OpenNccl.
@@ -171,10 +175,10 @@ class Rank {
   // NCCL where every rank has a GPU of its own and can open the same version, else through the
   // host. UNAVAILABLE: another rank has failed; other errors: NCCL has.
   absl::Status AgreeOnExchange();
-  // The number of KV blocks where the operator names none, with all ranks; arguments are those of
-  // Backend::DefaultBlockCount. UNAVAILABLE: another rank has failed.
-  absl::StatusOr<std::uint32_t> AgreeOnBlocks(const KvShape& own, const KvShape& all,
-                                              std::uint32_t one_sequence);
+  // The number of KV blocks where the operator names none, with all ranks: the lowest of what they
+  // have room for. device_ says where it comes from, if that is this rank. UNAVAILABLE: another
+  // rank has failed.
+  absl::StatusOr<std::uint32_t> AgreeOnBlocks(const KvShape& own, BlockNeeds needs);
   KvShape OwnKvShape(const ModelShard& shard) const;
   absl::Status CreateKv(const ModelShard& shard);
   void Describe();

@@ -188,7 +188,8 @@ class RankProcess {
                                                .device = device.name,
                                                .no_gpu = device.no_gpu,
                                                .exchange = device.exchange,
-                                               .no_nccl = device.no_nccl});
+                                               .no_nccl = device.no_nccl,
+                                               .kv_memory = device.kv_memory});
     while (sent.ok()) {
       const auto message = Receive();
       if (!message.ok()) return message.status();

@@ -34,7 +34,8 @@ RankEvent RandomEvent(RandomValues& random) {
                         .device = std::string(random.Below(20), 'd'),
                         .no_gpu = std::string(random.Below(20), 'n'),
                         .exchange = std::string(random.Below(20), 'e'),
-                        .no_nccl = std::string(random.Below(20), 'c')};
+                        .no_nccl = std::string(random.Below(20), 'c'),
+                        .kv_memory = std::string(random.Below(20), 'm')};
     case 2:
       return RankRefused{absl::Status(static_cast<absl::StatusCode>(1 + random.Below(16)),
                                       std::string(random.Below(20), 'x'))};

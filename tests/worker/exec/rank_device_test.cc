@@ -4,6 +4,7 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,7 @@ class RankDeviceTest : public ::testing::Test {
       if (nccl == nullptr) return absl::NotFoundError("there is no NCCL");
       return nccl->Open();
     };
+    if (memory_.has_value()) options.available_memory = [memory = *memory_] { return memory; };
     options.shape = {.tensor = 2, .pipeline = 1};
     std::shared_ptr<const model::Checkpoint> file = *model::ParseCheckpoint(bytes_);
     const GroupLayout layout = *PlanGroup(*file, options);
@@ -111,6 +113,7 @@ class RankDeviceTest : public ::testing::Test {
   std::vector<std::byte> bytes_ = testing::TinyGguf();
   const SteadyClock clock_;
   std::vector<std::unique_ptr<SharedMemoryCommunicator>> communicators_;  // outlive the ranks
+  std::optional<AvailableMemory> memory_;  // of ranks on CPUs; none: that of the machine
 };
 
 TEST_F(RankDeviceTest, TheChoiceIsKeptWhereItCanBe) {
@@ -302,6 +305,37 @@ TEST_F(RankDeviceTest, RanksThatShareAGpuDivideWhatIsFree) {
   }
   EXPECT_LE(*used, kEnoughMemory);
   EXPECT_GT(bytes, kEnoughMemory - 2 * (std::int64_t{400} << 20));
+}
+
+// Ranks on CPUs of one host: each takes half of a half of what is available. The tiny model has 8
+// KiB a block, and 4 KiB of it on each of two ranks.
+TEST_F(RankDeviceTest, RanksOnCpusDivideWhatIsAvailable) {
+  memory_ = AvailableMemory{.bytes = 1 << 20, .whose = "a test"};
+  const Ranks ranks = LoadTwo(Kind::kCpu, Gpus(0), /*kv_blocks=*/0);
+  for (const auto& rank : ranks) {
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    EXPECT_EQ((*rank)->description().groups.front().bytes_per_block, 4096);
+    EXPECT_EQ((*rank)->description().block_count, (1 << 20) / 2 / 2 / 4096);
+    EXPECT_EQ((*rank)->device().kv_memory, "50 % of the 0.0 GiB that a test has available");
+  }
+}
+
+TEST_F(RankDeviceTest, APoolHoldsNoMoreThanAllSequencesNeed) {
+  RankOptions options = Options({.kind = Kind::kCpu}, Gpus(0));
+  options.kv_blocks = 0;
+  options.max_sequences = 3;
+  options.available_memory = [] {
+    return AvailableMemory{.bytes = std::int64_t{1} << 30, .whose = "a test"};
+  };
+  const auto rank = Load(options);
+  ASSERT_TRUE(rank.ok()) << rank.status();
+  const ExecutorDescription& description = (*rank)->description();
+  EXPECT_EQ(description.block_count, 3 * description.max_context / 16 + 1);
+  options.kv_share_percent = 1;
+  options.available_memory = [] { return AvailableMemory{.bytes = 40 * 8192, .whose = "a test"}; };
+  const auto small = Load(options);
+  ASSERT_TRUE(small.ok()) << small.status();
+  EXPECT_EQ((*small)->description().block_count, 33);  // one sequence, of 512 tokens
 }
 
 // The process before this one has ended, but its memory comes free only after a while.

@@ -1,9 +1,11 @@
 #include "worker/compute/cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "model/spec.h"
 #include "worker/compute/host/split_weights.h"
 #include "worker/compute/model_shard.h"
@@ -135,9 +137,28 @@ absl::Status CpuBackend::Load() {
   return packer_.Pack(pool_, options_.progress);
 }
 
-uint32_t CpuBackend::DefaultBlockCount(const KvShape& /*own*/, const KvShape& all,
-                                       uint32_t one_sequence, int /*sharers*/) const {
-  return worker::DefaultBlockCount(all, one_sequence);
+std::string CpuBackend::memory_id() const {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
+}
+
+BlockChoice CpuBackend::DefaultBlockCount(const KvShape& own, const BlockNeeds& needs) const {
+  const AvailableMemory memory = options_.available_memory ? options_.available_memory()
+                                                           : AvailableMemoryOf(ReadMemoryFiles());
+  const int64_t open_bytes =
+      own.open_bytes * MostOpenRuns(options_.max_sequences, options_.max_rows);
+  const int percent = needs.share_percent > 0 ? needs.share_percent : kCpuSharePercent;
+  const uint32_t count = BlocksWithin({.bytes = memory.bytes / needs.sharers - open_bytes -
+                                                needs.host_blocks * own.bytes_per_block(),
+                                       .share_percent = percent,
+                                       .bytes_per_block = own.bytes_per_block(),
+                                       .one_sequence = needs.one_sequence,
+                                       .most = needs.one_sequence * needs.max_sequences});
+  return {.count = count,
+          .reason = absl::StrFormat("%d %% of the %.1f GiB that %s has available", percent,
+                                    static_cast<double>(memory.bytes) / (1 << 30), memory.whose)};
 }
 
 absl::Status CpuBackend::CreateKv(const KvShape& shape, uint32_t blocks, const TierOptions& tiers) {

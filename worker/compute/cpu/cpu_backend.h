@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -48,8 +49,9 @@ class CpuBackend : public Backend {
   absl::StatusOr<HeadHandle> AddHead(const HeadSource& source) override;
   absl::Status Load() override;
 
-  std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                  std::uint32_t one_sequence, int sharers) const override;
+  // The kernel's id of this boot, which all ranks of a host have.
+  std::string memory_id() const override;
+  BlockChoice DefaultBlockCount(const KvShape& own, const BlockNeeds& needs) const override;
   absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                         const TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }

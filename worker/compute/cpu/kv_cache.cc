@@ -115,11 +115,4 @@ void KvCache::Poison(BlockId block) {
   std::memset(Block(block), 0xFF, shape_.bytes_per_block());
 }
 
-uint32_t DefaultBlockCount(const KvShape& shape, uint32_t one_sequence) {
-  constexpr int64_t kMaxBytes = int64_t{2} << 30;
-  const int64_t by_memory = std::min(PhysicalMemory() / 4, kMaxBytes) / shape.bytes_per_block();
-  return static_cast<uint32_t>(
-      std::clamp<int64_t>(std::max(by_memory, int64_t{one_sequence}) + 1, 2, int64_t{1} << 30));
-}
-
 }  // namespace flotilla::worker

@@ -77,8 +77,4 @@ class KvCache final : public TieredBlocks {
   std::vector<Mapping> reserved_;
 };
 
-// The number of blocks, the null block included, when the operator names none: a quarter
-// of the machine's memory, at most 2 GiB, and never less than the blocks of one sequence.
-uint32_t DefaultBlockCount(const KvShape& shape, uint32_t one_sequence);
-
 }  // namespace flotilla::worker

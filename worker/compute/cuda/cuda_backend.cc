@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/rope_table.h"
 #include "worker/compute/cuda/staged_exchange.h"
 #include "worker/compute/host/split_weights.h"
@@ -324,14 +325,18 @@ absl::Status CudaBackend::MakeSteps() {
 }
 
 // All that steps need is there (Load), so that the pool may have the rest.
-std::uint32_t CudaBackend::DefaultBlockCount(const KvShape& own, const KvShape& /*all*/,
-                                             std::uint32_t one_sequence, int sharers) const {
+BlockChoice CudaBackend::DefaultBlockCount(const KvShape& own, const BlockNeeds& needs) const {
   const std::int64_t reserve =
       kDriverReserve + (options_.exchange == nullptr ? 0 : kExchangeReserve);
-  const std::int64_t bytes = device_->FreeBytes() / std::max(sharers, 1) - reserve;
-  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(
-      std::max(bytes / own.bytes_per_block(), one_sequence + std::int64_t{1}), 2,
-      std::int64_t{1} << 30));
+  const std::int64_t free = device_->FreeBytes();
+  const int percent = needs.share_percent > 0 ? needs.share_percent : 100;
+  const std::uint32_t count = BlocksWithin({.bytes = free / needs.sharers - reserve,
+                                            .share_percent = percent,
+                                            .bytes_per_block = own.bytes_per_block(),
+                                            .one_sequence = needs.one_sequence});
+  return {.count = count,
+          .reason = absl::StrFormat("%d %% of the %.1f GiB that are free on the GPU", percent,
+                                    static_cast<double>(free) / (1 << 30))};
 }
 
 absl::Status CudaBackend::CreateKv(const KvShape& shape, std::uint32_t blocks,

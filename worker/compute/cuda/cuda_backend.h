@@ -63,8 +63,7 @@ class CudaBackend final : public Backend {
   Device& device() { return *device_; }
 
   std::string memory_id() const override { return device_->id(); }
-  std::uint32_t DefaultBlockCount(const KvShape& own, const KvShape& all,
-                                  std::uint32_t one_sequence, int sharers) const override;
+  BlockChoice DefaultBlockCount(const KvShape& own, const BlockNeeds& needs) const override;
   absl::Status CreateKv(const KvShape& shape, std::uint32_t blocks,
                         const TierOptions& tiers) override;
   const std::vector<KvTier>& tiers() const override { return tiers_->tiers(); }

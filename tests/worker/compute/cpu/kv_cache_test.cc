@@ -176,10 +176,5 @@ TEST(KvCacheTest, RefusesMoreThanTheMachineHas) {
             absl::StatusCode::kResourceExhausted);
 }
 
-TEST(KvCacheTest, DefaultHoldsAtLeastOneWholeSequence) {
-  EXPECT_GT(DefaultBlockCount(kShape, 1 << 20), 1u << 20);
-  EXPECT_LE(DefaultBlockCount(kShape, 16) * kShape.bytes_per_block(), (2ll << 30) + 12288 * 2);
-}
-
 }  // namespace
 }  // namespace flotilla::worker

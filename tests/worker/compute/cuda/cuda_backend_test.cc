@@ -255,10 +255,10 @@ TEST(CudaBackendTest, ThePoolLeavesRoomForTheLargestSteps) {
   auto decoder = Decoder::Load(*model.file, model.spec, {&shard, 1}, {}, 0, backend);
   ASSERT_TRUE(decoder.ok()) << decoder.status();
   const std::int64_t before = device.FreeBytes();
-  const std::uint32_t blocks = backend.DefaultBlockCount(shape, shape, 1, /*sharers=*/1);
+  const std::uint32_t blocks = backend.DefaultBlockCount(shape, {.one_sequence = 1}).count;
   EXPECT_EQ(blocks, (before - kReserve) / shape.bytes_per_block());
   EXPECT_GT(blocks * shape.bytes_per_block(), before / 10 * 9);
-  EXPECT_EQ(backend.DefaultBlockCount(shape, shape, 1, /*sharers=*/2),
+  EXPECT_EQ(backend.DefaultBlockCount(shape, {.one_sequence = 1, .sharers = 2}).count,
             (before / 2 - kReserve) / shape.bytes_per_block());
   ASSERT_TRUE(backend.CreateKv(shape, blocks, {}).ok());
   const std::int64_t after = device.FreeBytes();
