@@ -1,7 +1,4 @@
-// `flotilla serve`: every role in one process. It has the same objects that a fleet
-// spreads over machines, joined by the in-process implementations of the seams:
-//
-//   HTTP and gRPC frontends -> InferenceService -> Engine -> StepExecutor
+// `flotilla serve`: every role in one process (LocalFleet), for clients.
 #pragma once
 
 #include <string>
