@@ -108,6 +108,8 @@ FOLDERS = {
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router": Folder(may=("router/core", "router/core/constraint", "model", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
+    # A batch's lines and which of them are to be answered.
+    "router/batch": Folder(may=("router", "common/types"), libs=("absl", "json"), pure=True),
     "router/remote": Folder(may=("router", "router/core", "proto/codec", "rpc") + COMMON,
                             libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router/grpc": Folder(may=("router", "router/core", "router/core/constraint", "model",
