@@ -29,10 +29,10 @@ struct FlagSpec {
 constexpr unsigned Of(Role role) { return 1u << static_cast<unsigned>(role); }
 constexpr unsigned kServe = Of(Role::kServe), kRouter = Of(Role::kRouter),
                    kScheduler = Of(Role::kScheduler), kWorker = Of(Role::kWorker),
-                   kRank = Of(Role::kRank), kNode = Of(Role::kNode);
+                   kRank = Of(Role::kRank), kNode = Of(Role::kNode), kRun = Of(Role::kRun);
 // A scheduler with --model, which runs the worker group itself.
 constexpr unsigned kOwnGroup = 1u << 8;
-constexpr unsigned kGroup = kServe | kWorker | kRank | kOwnGroup;
+constexpr unsigned kGroup = kServe | kRun | kWorker | kRank | kOwnGroup;
 constexpr unsigned kFleet = kRouter | kScheduler | kWorker | kNode, kAll = kServe | kFleet;
 
 constexpr std::string_view kModel = "Model";
@@ -46,7 +46,7 @@ constexpr std::string_view kProcess = "Process";
 constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
      "The model that this process runs: a GGUF file or a Hugging Face folder.",
-     kServe | kWorker | kRank},
+     kServe | kRun | kWorker | kRank},
     {"--model", &RoleFlags::model, "PATH", 0, 0, kModel,
      "The model of the worker group that this process runs itself, in place of --worker: a GGUF "
      "file or a Hugging Face folder.",
@@ -246,18 +246,19 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "--kv-blocks is 0. 0 means 50 on CPUs and 100 on GPUs. Ranks of one host or GPU share it.",
      kGroup},
     {"--block-tokens", &RoleFlags::block_tokens, "tokens", 16, 16, kSchedule,
-     "The number of tokens in a KV block. Only 16 is supported.", kServe | kWorker | kOwnGroup},
+     "The number of tokens in a KV block. Only 16 is supported.",
+     kServe | kRun | kWorker | kOwnGroup},
     {"--max-batch-tokens", &RoleFlags::max_batch_tokens, "tokens", 1, 1 << 16, kSchedule,
      "The token budget of a step, for prefill and decode together.",
-     kServe | kScheduler | kWorker | kRank},
+     kServe | kRun | kScheduler | kWorker | kRank},
     {"--max-chunk-tokens", &RoleFlags::max_chunk_tokens, "tokens", 1, 1 << 16, kSchedule,
-     "The most tokens of one prompt that a step computes.", kServe | kScheduler},
+     "The most tokens of one prompt that a step computes.", kServe | kRun | kScheduler},
     {"--max-seqs", &RoleFlags::max_seqs, "sequences", 1, 4096, kSchedule,
-     "The most sequences that run at once.", kServe | kScheduler | kWorker | kRank},
+     "The most sequences that run at once.", kServe | kRun | kScheduler | kWorker | kRank},
     {"--prefix-cache", &RoleFlags::prefix_cache, "on|off", 0, 0, kSchedule,
      "Whether KV blocks of prompts and answers are kept for later requests that begin with the "
      "same tokens. The choice never changes results.",
-     kServe | kScheduler},
+     kServe | kRun | kScheduler},
     {"--host-blocks", &RoleFlags::host_blocks, "blocks", 0, 1 << 26, kSchedule,
      "The number of KV blocks in host memory, outside the pool, for preempted requests and for "
      "prefixes that the pool evicts.",
@@ -275,7 +276,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "run higher priorities first. Requests of equal priority run in the order of arrival under "
      "priority, in the order of the predicted time to finish under srpt, and in the order of "
      "deadlines under edf.",
-     kServe | kScheduler},
+     kServe | kRun | kScheduler},
     {"--fair-share", &RoleFlags::fair_share, "", 0, 0, kSchedule,
      "The next request is taken from the waiting tenant whose served tokens, divided by its "
      "weight, are the fewest. An output token counts as two prompt tokens.",
@@ -289,12 +290,12 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kServe | kScheduler},
     {"--max-preemptions", &RoleFlags::max_preemptions, "times", 0, 1000, kSchedule,
      "How often a request may be preempted. One time before that, blocks are reserved for it.",
-     kServe | kScheduler},
+     kServe | kRun | kScheduler},
     {"--max-overtaken-rows", &RoleFlags::max_overtaken_rows, "tokens", -1, 1 << 30, kSchedule,
      "While a request waits for memory or for a free sequence, later requests whose prompts have "
      "at most this many tokens in total may start before it. 0 means none, and -1 means 32 times "
      "--max-batch-tokens.",
-     kServe | kScheduler},
+     kServe | kRun | kScheduler},
     {"--max-wait-ms", &RoleFlags::max_wait_ms, "ms", 0, 3'600'000, kSchedule,
      "The longest predicted wait in the queue. A request whose predicted wait is longer is "
      "refused with 429. 0 means that only a full queue refuses requests.",
@@ -305,7 +306,8 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "tokens only where they save time. The choice never changes results.",
      kGroup},
     {"--draft-tokens", &RoleFlags::draft_tokens, "tokens", 1, 64, kSchedule,
-     "The most draft tokens of a sequence in a step.", kServe | kScheduler | kWorker | kRank},
+     "The most draft tokens of a sequence in a step.",
+     kServe | kRun | kScheduler | kWorker | kRank},
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
      "The number of layers that --speculation=draft runs. 0 means a third of the model's layers.",
      kGroup},
@@ -331,7 +333,7 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "grpc and health of a router or of serve, or the ports listen and metrics of another role.",
      kAll},
     {"--log-level", &RoleFlags::log_level, "debug|info|warning|error", 0, 0, kProcess,
-     "The least severe level that is logged to standard error.", kAll},
+     "The least severe level that is logged to standard error.", kAll | kRun},
 });
 
 std::vector<std::string> Split(std::string_view choices) {

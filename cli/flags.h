@@ -13,9 +13,9 @@ class App;
 
 namespace flotilla::cli {
 
-// What a process is. `serve` is router, scheduler and worker in one. A worker starts ranks; a
-// node starts ranks of workers on other hosts.
-enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode };
+// What a process is. `serve` is router, scheduler and worker in one, and so is `run`, which has no
+// clients. A worker starts ranks; a node starts ranks of workers on other hosts.
+enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode, kRun };
 
 struct RoleFlags {
   std::string model;

@@ -87,6 +87,8 @@ class FrontendsImpl final : public Frontends {
     return absl::OkStatus();
   }
 
+  router::InferenceService& service() override { return *service_; }
+
   absl::Status Listen() override {
     if (absl::Status status = OpenGate(); !status.ok()) return status;
 

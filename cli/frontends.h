@@ -16,6 +16,7 @@
 #include "common/types/engine.h"
 #include "common/types/tokenizer_bundle.h"
 #include "router/metrics.h"
+#include "router/service.h"
 #include "rpc/poller.h"
 
 namespace flotilla::cli {
@@ -39,6 +40,8 @@ class Frontends {
   // Errors: the tokenizer cannot be used.
   virtual absl::Status AddModel(const std::string& model_id, const TokenizerBundle& tokenizer,
                                 Engine* engine, router::RouterMetrics* metrics) = 0;
+  // Serves requests of this process once there is a model. Lives as long as this object.
+  virtual router::InferenceService& service() = 0;
   // When it returns, requests are served. Called once. Errors: the process cannot listen on an
   // address.
   virtual absl::Status Listen() = 0;

@@ -22,7 +22,7 @@ constexpr absl::Duration kCloseGrace = absl::Seconds(2);
 
 }  // namespace
 
-absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& version) {
+absl::Status LocalFleet::Load(const RoleFlags& flags, const std::string& version) {
   model_id_ = ModelId(flags);
   const auto opened = OpenModel(flags);
   if (!opened.ok()) return opened.status();
@@ -46,9 +46,10 @@ absl::Status LocalFleet::Start(const RoleFlags& flags, const std::string& versio
   frontends_ = Frontends::Create(
       flags,
       {.metrics = metrics_.get(), .unknown = router_metrics_.get(), .clock = &clock_, .log = log_});
-  absl::Status added =
-      frontends_->AddModel(model_id_, *tokenizer, engine_.get(), router_metrics_.get());
-  if (!added.ok()) return added;
+  return frontends_->AddModel(model_id_, *tokenizer, engine_.get(), router_metrics_.get());
+}
+
+absl::Status LocalFleet::Listen(const RoleFlags& flags) {
   if (absl::Status listening = frontends_->Listen(); !listening.ok()) return listening;
   PrintBanner(flags);
   return AnnounceFrontends(flags, *frontends_);

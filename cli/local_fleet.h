@@ -21,6 +21,7 @@
 #include "common/types/tokenizer_bundle.h"
 #include "model/checkpoint.h"
 #include "router/metrics.h"
+#include "router/service.h"
 #include "scheduler/server/engine_loop.h"
 #include "worker/exec/in_process_executor.h"
 
@@ -31,8 +32,15 @@ class LocalFleet {
  public:
   explicit LocalFleet(Logger* log) : log_(log) {}
 
-  // Loads the model and starts all roles; returns when requests are served.
-  absl::Status Start(const RoleFlags& flags, const std::string& version);
+  // Loads the model and starts the engine; returns when service() serves requests. Errors: the
+  // model cannot be read or served.
+  absl::Status Load(const RoleFlags& flags, const std::string& version);
+
+  // Serves clients, too; called after Load. Errors: the process cannot listen on an address.
+  absl::Status Listen(const RoleFlags& flags);
+
+  // Lives as long as this object. Called after Load.
+  router::InferenceService& service() { return frontends_->service(); }
 
   // Waits for a signal, then refuses new requests, lets running ones finish, and closes.
   void RunUntilStopped(Signals& signals, std::int64_t drain_seconds);

@@ -19,6 +19,7 @@
 #include "cli/quantize.h"
 #include "cli/rank.h"
 #include "cli/router.h"
+#include "cli/run.h"
 #include "cli/scheduler.h"
 #include "cli/serve.h"
 #include "cli/simulate.h"
@@ -97,6 +98,9 @@ int Main(int argc, char** argv) {
   CLI::App* serve = app.add_subcommand("serve", "Serve a model, all roles in this process");
   AddRoleFlags(*serve, Role::kServe, &serve_flags);
   serve->footer(kServeExamples);
+  RunFlags run_flags;
+  CLI::App* run = app.add_subcommand("run", "Answer a file of requests, without a server");
+  AddRunFlags(*run, &run_flags);
   CLI::App* router =
       app.add_subcommand("router", "Serve clients; schedulers and workers run the models");
   AddRoleFlags(*router, Role::kRouter, &router_flags);
@@ -168,6 +172,10 @@ int Main(int argc, char** argv) {
     return error.get_exit_code();
   }
   if (serve->parsed()) return Report(RunServe(serve_flags, FLOTILLA_VERSION));
+  if (run->parsed()) {
+    const absl::StatusOr<int> code = RunBatch(run_flags, FLOTILLA_VERSION);
+    return code.ok() ? *code : Report(code.status());
+  }
   if (router->parsed()) return Report(RunRouter(router_flags, FLOTILLA_VERSION));
   if (scheduler->parsed()) {
     return Report(RunScheduler(scheduler_flags, FLOTILLA_VERSION));

@@ -17,7 +17,8 @@ absl::Status RunServe(const RoleFlags& flags, const std::string& version) {
   Logger log(*level);
   const rpc::GrpcLog grpc_log(&log);
   LocalFleet fleet(&log);
-  if (absl::Status status = fleet.Start(flags, version); !status.ok()) return status;
+  if (absl::Status status = fleet.Load(flags, version); !status.ok()) return status;
+  if (absl::Status status = fleet.Listen(flags); !status.ok()) return status;
   fleet.RunUntilStopped(signals, flags.drain_seconds);
   return absl::OkStatus();
 }

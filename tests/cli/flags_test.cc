@@ -47,6 +47,18 @@ TEST(FlagsTest, DefaultsThatOthersRelyOn) {
   EXPECT_FALSE(flags.permissive);
 }
 
+TEST(FlagsTest, RunHasTheFlagsOfTheEngineAndNoneOfClients) {
+  RoleFlags flags;
+  ASSERT_EQ(Parse({"--model", "m", "--kv-blocks", "9", "--max-seqs", "3", "--policy", "srpt"},
+                  &flags, Role::kRun),
+            "");
+  EXPECT_EQ(flags.kv_blocks, 9);
+  for (const char* flag : {"--http-port", "--host", "--api-keys-file", "--queue-requests",
+                           "--itl-target-ms", "--fair-share", "--ready-file"}) {
+    EXPECT_THAT(Parse({"--model", "m", flag, "1"}, &flags, Role::kRun), HasSubstr(flag));
+  }
+}
+
 TEST(FlagsTest, EveryKindOfFlagIsRead) {
   RoleFlags flags;
   ASSERT_EQ(Parse({"--model=m", "--http-port=0", "--kv-type", "fp32", "--permissive"}, &flags), "");

@@ -23,6 +23,7 @@ def say(*words, seconds=60):
     ("serve m.gguf",
      "flotilla serve: serve takes no argument 'm.gguf'; did you mean --model m.gguf?"),
     ("router --model m.gguf",
+<<<<<<< HEAD
      "flotilla router: router has no flag --model; serve, scheduler, worker, quantize, loadtest "
      "have it"),
     ("worker --model m --port 1", "flotilla worker: unknown flag --port; did you mean "
@@ -36,7 +37,26 @@ def say(*words, seconds=60):
     ("serve", "flotilla serve: --model is required"),
     ("help", "flotilla: unknown command 'help'; did you mean --help? (commands: serve, router, "
      "scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
+=======
+     "flotilla router: router has no flag --model; serve, run, scheduler, worker, quantize have it"),
+    ("worker --model m --port 1", "flotilla worker: unknown flag --port; did you mean "
+     "--listen-port or --metrics-port or --hosts-port?"),
+    ("frobnicate", "flotilla: unknown command 'frobnicate' (commands: serve, run, router, scheduler, "
+     "worker, node, inspect, quantize, simulate, top)"),
+    ("serv --model m", "flotilla: unknown command 'serv'; did you mean serve? (commands: serve, "
+     "run, router, scheduler, worker, node, inspect, quantize, simulate, top)"),
+    ("simulate --polices fcfs", "flotilla simulate: unknown flag --polices; did you mean "
+     "--policies?"),
+    ("serve", "flotilla serve: --model is required"),
+    ("help", "flotilla: unknown command 'help'; did you mean --help? (commands: serve, run, router, "
+     "scheduler, worker, node, inspect, quantize, simulate, top)"),
+>>>>>>> 22affcbe (cli: flotilla run answers a file of requests)
     ("--versoin", "flotilla: unknown flag --versoin; did you mean --version?"),
+    ("run --model m --input i", "flotilla run: --output is required"),
+    ("run --model m --http-port 0", "flotilla run: run has no flag --http-port; serve, router have "
+     "it"),
+    ("run --model m --input i --output o --concurrency -1",
+     "flotilla run: --concurrency must be a number from 0 to 65536, not '-1'"),
     ("serve --model a --model b", "flotilla serve: --model is given twice"),
     ("serve --model m --max-seqs", "flotilla serve: --max-seqs needs a number"),
     ("serve --model m --permissive=foo", "flotilla serve: --permissive takes no value"),

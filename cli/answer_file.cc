@@ -1,0 +1,133 @@
+#include "cli/answer_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cli/line_reader.h"
+
+namespace flotilla::cli {
+namespace {
+
+// The most bytes of a line of the output. The longest answer that a request can have is shorter.
+constexpr std::size_t kMaxAnswerBytes = std::size_t{1} << 30;
+
+absl::Status ErrnoError(std::string_view what, const std::string& path) {
+  return absl::UnavailableError(
+      absl::StrCat(std::string(what), " ", path, ": ", std::strerror(errno)));
+}
+
+bool IsRegular(int fd) {
+  struct stat stat {};
+  return fstat(fd, &stat) == 0 && S_ISREG(stat.st_mode);
+}
+
+// Writes all of `text`. False: errno says why not.
+bool WriteAll(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+absl::StatusOr<UniqueFd> MakeNamelessFile() {
+  const char* folder = std::getenv("TMPDIR");
+  std::string path = absl::StrCat(folder == nullptr ? "/tmp" : folder, "/flotilla-run-XXXXXX");
+  UniqueFd fd(mkstemp(path.data()));
+  if (!fd.ok()) return ErrnoError("cannot make the file", path);
+  unlink(path.c_str());
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> CopyOf(int from, const std::string& name) {
+  absl::StatusOr<UniqueFd> copy = MakeNamelessFile();
+  if (!copy.ok()) return copy;
+  std::array<char, 64 << 10> chunk;
+  while (true) {
+    const ssize_t got = read(from, chunk.data(), chunk.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoError("cannot read", name);
+    if (got == 0) break;
+    if (!WriteAll(copy->get(), {chunk.data(), static_cast<std::size_t>(got)})) {
+      return ErrnoError("cannot keep a copy of", name);
+    }
+  }
+  if (lseek(copy->get(), 0, SEEK_SET) != 0) return ErrnoError("cannot read the copy of", name);
+  return copy;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> OpenInput(const std::string& path) {
+  if (path == "-") return CopyOf(STDIN_FILENO, "standard input");
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) return ErrnoError("cannot open", path);
+  if (IsRegular(fd.get())) return fd;
+  return CopyOf(fd.get(), path);
+}
+
+absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path) {
+  if (path == "-") return AnswerFile("standard output", UniqueFd(dup(STDOUT_FILENO)), false);
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!fd.ok()) return ErrnoError("cannot open", path);
+  const bool regular = IsRegular(fd.get());
+  if (regular && flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("another flotilla run writes to ", path, "; choose another --output"));
+  }
+  if (regular) {  // so that the file's name, too, outlives a crash of the system
+    const std::string folder = std::filesystem::path(path).parent_path().string();
+    const UniqueFd parent(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!parent.ok() || fsync(parent.get()) != 0)
+      return ErrnoError("cannot sync the folder of", path);
+  }
+  return AnswerFile(path, std::move(fd), regular);
+}
+
+absl::Status AnswerFile::Error(std::string_view what) const { return ErrnoError(what, path_); }
+
+absl::StatusOr<bool> AnswerFile::Recover(
+    const std::function<absl::Status(std::string_view)>& on_line) {
+  if (!regular_) return false;
+  LineReader lines(fd_.get(), kMaxAnswerBytes);
+  while (true) {
+    const absl::StatusOr<std::optional<TextLine>> line = lines.Next();
+    if (!line.ok()) {
+      return absl::Status(line.status().code(), absl::StrCat(path_, ": ", line.status().message()));
+    }
+    if (!line->has_value()) return false;
+    if (!(*line)->whole) {
+      if (ftruncate(fd_.get(), static_cast<off_t>((*line)->begin)) != 0) {
+        return Error("cannot cut off the torn last line of");
+      }
+      return true;
+    }
+    if (absl::Status s = on_line((*line)->text); !s.ok()) {
+      return absl::Status(s.code(),
+                          absl::StrCat(path_, " line ", (*line)->number, ": ", s.message()));
+    }
+  }
+}
+
+absl::Status AnswerFile::Append(std::string_view lines) {
+  return WriteAll(fd_.get(), lines) ? absl::OkStatus() : Error("cannot write to");
+}
+
+absl::Status AnswerFile::Sync() {
+  if (!regular_ || fdatasync(fd_.get()) == 0) return absl::OkStatus();
+  return Error("cannot sync");
+}
+
+}  // namespace flotilla::cli

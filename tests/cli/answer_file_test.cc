@@ -1,0 +1,124 @@
+// The files of `flotilla run`: lines are read whole, and an output goes on where it was torn.
+#include "cli/answer_file.h"
+
+#include <fcntl.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/line_reader.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/scratch_directory.h"
+
+namespace flotilla::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class AnswerFileTest : public ::testing::Test {
+ protected:
+  std::string Write(const std::string& text) {
+    std::ofstream(path_, std::ios::binary) << text;
+    return path_;
+  }
+  std::string Content() const {
+    std::stringstream text;
+    text << std::ifstream(path_, std::ios::binary).rdbuf();
+    return text.str();
+  }
+  // The lines that Recover reports.
+  std::vector<std::string> Recover(AnswerFile& file, bool torn) {
+    std::vector<std::string> lines;
+    const auto cut = file.Recover([&](std::string_view line) {
+      lines.emplace_back(line);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(cut.ok()) << cut.status();
+    EXPECT_EQ(*cut, torn);
+    return lines;
+  }
+
+  const testing::ScratchDirectory folder_;
+  const std::string path_ = folder_.path() + "/out";
+};
+
+TEST_F(AnswerFileTest, LinesAreReadWithTheirPlaces) {
+  const std::string large(700'000, 'x');
+  const UniqueFd fd(open(Write("a\n\n" + large + "\nend").c_str(), O_RDONLY));
+  LineReader lines(fd.get(), large.size());
+  std::vector<std::string> texts;
+  std::vector<std::uint64_t> begins;
+  while (true) {
+    const auto line = lines.Next();
+    ASSERT_TRUE(line.ok()) << line.status();
+    if (!line->has_value()) break;
+    texts.emplace_back((*line)->text);
+    begins.push_back((*line)->begin);
+    EXPECT_EQ((*line)->number, texts.size());
+    EXPECT_EQ((*line)->whole, texts.size() < 4);
+  }
+  EXPECT_THAT(texts, ElementsAre("a", "", large, "end"));
+  EXPECT_THAT(begins, ElementsAre(0, 2, 3, 3 + large.size() + 1));
+}
+
+TEST_F(AnswerFileTest, ALineThatIsTooLongIsRefusedWithoutItsEnd) {
+  const UniqueFd fd(open(Write("ok\n" + std::string(1'000'000, 'x')).c_str(), O_RDONLY));
+  LineReader lines(fd.get(), 1000);
+  ASSERT_TRUE(lines.Next().ok());
+  const auto line = lines.Next();
+  EXPECT_TRUE(absl::IsResourceExhausted(line.status()));
+  EXPECT_THAT(std::string(line.status().message()), HasSubstr("line 2 is longer than 1000 bytes"));
+}
+
+TEST_F(AnswerFileTest, AFileGoesOnWhereItWasTorn) {
+  for (std::size_t kept = 0; kept <= 8; ++kept) {
+    Write(std::string("one\ntwo\n").substr(0, kept));
+    const std::size_t whole = kept / 4;
+    auto file = AnswerFile::Open(path_);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(Recover(*file, kept % 4 != 0).size(), whole) << kept;
+    ASSERT_TRUE(file->Append("new\n").ok() && file->Sync().ok());
+    EXPECT_EQ(Content(), std::string("one\ntwo\n").substr(0, 4 * whole) + "new\n") << kept;
+  }
+}
+
+TEST_F(AnswerFileTest, AnErrorNamesTheLineAndNothingIsCutOff) {
+  Write("one\ntwo\nthr");
+  auto file = AnswerFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto torn = file->Recover([](std::string_view line) {
+    return line == "two" ? absl::InvalidArgumentError("not that") : absl::OkStatus();
+  });
+  EXPECT_EQ(std::string(torn.status().message()), path_ + " line 2: not that");
+  EXPECT_EQ(Content(), "one\ntwo\nthr");
+}
+
+TEST_F(AnswerFileTest, OneProcessWritesAtATime) {
+  {
+    const auto first = AnswerFile::Open(path_);
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_THAT(std::string(AnswerFile::Open(path_).status().message()),
+                HasSubstr("another flotilla run writes to " + path_));
+  }
+  EXPECT_TRUE(AnswerFile::Open(path_).ok());
+}
+
+TEST_F(AnswerFileTest, WhatCannotBeOpenedOrWrittenIsNamed) {
+  EXPECT_EQ(std::string(AnswerFile::Open("/no/such").status().message()),
+            "cannot open /no/such: No such file or directory");
+  EXPECT_EQ(std::string(OpenInput("/no/such").status().message()),
+            "cannot open /no/such: No such file or directory");
+  auto full = AnswerFile::Open("/dev/full");
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_THAT(Recover(*full, false), IsEmpty());
+  EXPECT_EQ(std::string(full->Append("x\n").message()),
+            "cannot write to /dev/full: No space left on device");
+}
+
+}  // namespace
+}  // namespace flotilla::cli
