@@ -32,14 +32,10 @@ absl::Status LocalFleet::Load(const RoleFlags& flags, const std::string& version
   LogSkippedTensors(*file, *log_);
   LogUnpackedTensors(*file, *log_);
 
-  const auto kv = KvFormatsOf(flags);
-  if (!kv.ok()) return kv.status();
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);
   AddProcessMetrics(*metrics_);
   WatchLog(*metrics_, log_);
-  worker::AddKvConfigInfo(*metrics_, kv->Name(), static_cast<std::uint32_t>(flags.kv_blocks),
-                          static_cast<std::uint32_t>(flags.block_tokens));
   router_metrics_ = std::make_unique<router::RouterMetrics>(*metrics_);
   if (absl::Status status = StartEngine(flags, file, *tokenizer); !status.ok()) return status;
 
@@ -70,6 +66,9 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
   engine_ =
       std::make_unique<scheduler::InProcessEngine>(*std::move(engine), observed_.get(), &clock_);
   router::WatchEngine(*metrics_, engine_.get());
+  worker::WatchKvConfig(*metrics_, options->kv_format.Name(),
+                        static_cast<std::uint32_t>(options->kv_format.block_tokens()),
+                        &executor_->probe());
   worker::WatchWorker(*metrics_, &executor_->probe());
   if (absl::Status status = engine_->Start(); !status.ok()) return status;
   return engine_->WaitReady();
@@ -79,8 +78,8 @@ void LocalFleet::PrintBanner(const RoleFlags& flags) const {
   log_->Print(absl::StrFormat(
       "\nflotilla serves %s\n"
       "  compute  %s, KV %s, %d blocks of %d tokens, on %s\n%s",
-      model_id_, flags.compute, KvFormatsOf(flags)->Name(), flags.kv_blocks, flags.block_tokens,
-      executor_->device().name, UsageText(flags, model_id_, *frontends_)));
+      model_id_, flags.compute, KvFormatsOf(flags)->Name(), executor_->probe().kv_blocks.load(),
+      KvFormatsOf(flags)->block_tokens(), executor_->device().name, UsageText(flags, model_id_, *frontends_)));
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {

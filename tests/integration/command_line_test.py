@@ -23,34 +23,19 @@ def say(*words, seconds=60):
     ("serve m.gguf",
      "flotilla serve: serve takes no argument 'm.gguf'; did you mean --model m.gguf?"),
     ("router --model m.gguf",
-<<<<<<< HEAD
-     "flotilla router: router has no flag --model; serve, scheduler, worker, quantize, loadtest "
+     "flotilla router: router has no flag --model; serve, run, scheduler, worker, quantize, loadtest "
      "have it"),
     ("worker --model m --port 1", "flotilla worker: unknown flag --port; did you mean "
      "--listen-port or --metrics-port or --hosts-port?"),
-    ("frobnicate", "flotilla: unknown command 'frobnicate' (commands: serve, router, scheduler, "
+    ("frobnicate", "flotilla: unknown command 'frobnicate' (commands: serve, run, router, scheduler, "
      "worker, node, inspect, quantize, simulate, loadtest, top)"),
     ("serv --model m", "flotilla: unknown command 'serv'; did you mean serve? (commands: serve, "
-     "router, scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
-    ("simulate --polices fcfs", "flotilla simulate: unknown flag --polices; did you mean "
-     "--policies?"),
-    ("serve", "flotilla serve: --model is required"),
-    ("help", "flotilla: unknown command 'help'; did you mean --help? (commands: serve, router, "
-     "scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
-=======
-     "flotilla router: router has no flag --model; serve, run, scheduler, worker, quantize have it"),
-    ("worker --model m --port 1", "flotilla worker: unknown flag --port; did you mean "
-     "--listen-port or --metrics-port or --hosts-port?"),
-    ("frobnicate", "flotilla: unknown command 'frobnicate' (commands: serve, run, router, scheduler, "
-     "worker, node, inspect, quantize, simulate, top)"),
-    ("serv --model m", "flotilla: unknown command 'serv'; did you mean serve? (commands: serve, "
-     "run, router, scheduler, worker, node, inspect, quantize, simulate, top)"),
+     "run, router, scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
     ("simulate --polices fcfs", "flotilla simulate: unknown flag --polices; did you mean "
      "--policies?"),
     ("serve", "flotilla serve: --model is required"),
     ("help", "flotilla: unknown command 'help'; did you mean --help? (commands: serve, run, router, "
-     "scheduler, worker, node, inspect, quantize, simulate, top)"),
->>>>>>> 22affcbe (cli: flotilla run answers a file of requests)
+     "scheduler, worker, node, inspect, quantize, simulate, loadtest, top)"),
     ("--versoin", "flotilla: unknown flag --versoin; did you mean --version?"),
     ("run --model m --input i", "flotilla run: --output is required"),
     ("run --model m --http-port 0", "flotilla run: run has no flag --http-port; serve, router have "
