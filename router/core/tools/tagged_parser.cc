@@ -1,0 +1,172 @@
+#include "router/core/tools/tagged_parser.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flotilla::router {
+namespace {
+
+using Kind = OutputEvent::Kind;
+using Verdict = CallReader::Verdict;
+
+constexpr std::string_view kSpaces = " \t\r\n";
+
+}  // namespace
+
+TaggedParser::TaggedParser(OutputOptions options)
+    : options_(std::move(options)), reader_(options_) {
+  thought_ = options_.reasoning == nullptr;
+  if (thought_ || !options_.begins_in_reasoning) return;
+  place_ = Place::kReasoning;
+  after_marker_ = true;
+}
+
+void TaggedParser::Push(std::string_view text, std::vector<OutputEvent>& events) {
+  todo_ = text;
+  Run(events);
+}
+
+void TaggedParser::Run(std::vector<OutputEvent>& events) {
+  // GiveUpCall puts text back in front of what is left.
+  while (!todo_.empty() && !finished()) {
+    const std::string now = std::exchange(todo_, {});
+    for (std::size_t at = 0; at < now.size() && !finished(); ++at) {
+      Read(now[at], events);
+      if (todo_.empty()) continue;
+      todo_.append(now, at + 1);
+      break;
+    }
+  }
+}
+
+void TaggedParser::Read(char c, std::vector<OutputEvent>& events) {
+  switch (place_) {
+    case Place::kBegin:
+      return ReadBegin(c, events);
+    case Place::kReasoning: {
+      const std::array<std::string_view, 1> end{options_.reasoning->end};
+      std::string free;
+      const bool ended = scanner_.Push(c, end, free).has_value();
+      AddText(Kind::kReasoning, free, events);
+      if (!ended) return;
+      spaces_.clear();
+      after_marker_ = true;
+      thought_ = true;
+      place_ = Place::kBegin;
+      return;
+    }
+    case Place::kContent:
+      return ReadContent(c, events);
+    case Place::kCall:
+      return ReadCall(c, events);
+  }
+}
+
+void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
+  undecided_.push_back(c);
+  std::string_view text = undecided_;
+  text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
+  if (text.empty()) return;
+  if (!thought_ && options_.reasoning->begin.starts_with(text)) {
+    if (text != options_.reasoning->begin) return;
+    undecided_.clear();
+    after_marker_ = true;
+    place_ = Place::kReasoning;
+    return;
+  }
+  thought_ = true;
+  if (options_.tools != nullptr && options_.tools->bare && text[0] == '{') {
+    place_ = Place::kCall;
+    literal_ = undecided_.size() - text.size();
+    const std::string own(text);
+    undecided_.resize(literal_);
+    reader_.Begin(/*bare=*/true);
+    for (char each : own) ReadCall(each, events);
+    return;
+  }
+  place_ = Place::kContent;
+  todo_ = std::exchange(undecided_, {});
+}
+
+void TaggedParser::ReadContent(char c, std::vector<OutputEvent>& events) {
+  std::string free;
+  if (options_.tools == nullptr) return AddText(Kind::kContent, {&c, 1}, events);
+  const ToolFormat& tools = *options_.tools;
+  const std::array<std::string_view, 4> markers{tools.begin, tools.section_begin, tools.section_end,
+                                                tag_is_open_ ? tools.end : std::string_view()};
+  const auto marker = scanner_.Push(c, markers, free);
+  AddText(Kind::kContent, free, events);
+  if (!marker.has_value()) return;
+  if (*marker == 0) {
+    place_ = Place::kCall;
+    undecided_ = tools.begin;
+    literal_ = undecided_.size();
+    tag_is_open_ = false;
+    return reader_.Begin(/*bare=*/false);
+  }
+  if (*marker == 3) tag_is_open_ = false;
+  after_marker_ = true;
+}
+
+void TaggedParser::ReadCall(char c, std::vector<OutputEvent>& events) {
+  undecided_.push_back(c);
+  const Verdict verdict = reader_.Push(c, events);
+  if (verdict == Verdict::kNoCall || undecided_.size() > kMaxHeldBytes) return GiveUpCall(events);
+  if (reader_.is_certain()) {
+    undecided_.clear();
+    literal_ = 0;
+  }
+  if (verdict == Verdict::kReading) return;
+  after_marker_ = true;
+  place_ = Place::kContent;
+  tag_is_open_ = verdict == Verdict::kLeft;
+  if (verdict == Verdict::kLeft) todo_ = c;
+}
+
+void TaggedParser::GiveUpCall(std::vector<OutputEvent>& events) {
+  place_ = Place::kContent;
+  AddText(Kind::kContent, std::string_view(undecided_).substr(0, literal_), events);
+  todo_ = undecided_.substr(literal_);
+  undecided_.clear();
+  literal_ = 0;
+}
+
+void TaggedParser::AddText(Kind kind, std::string_view text, std::vector<OutputEvent>& events) {
+  for (char c : text) {
+    if (kSpaces.find(c) != kSpaces.npos) {
+      spaces_.push_back(c);
+      continue;
+    }
+    // White space beside markers stays only between two parts of the content.
+    if (std::exchange(after_marker_, false) && !has_content_) spaces_.clear();
+    has_content_ |= kind == Kind::kContent;
+    AddEvent(kind, std::exchange(spaces_, {}), 0, events);
+    AddEvent(kind, {&c, 1}, 0, events);
+  }
+  // It is held back only where a marker may follow.
+  if (kind == Kind::kContent && options_.tools == nullptr && !after_marker_) {
+    AddEvent(kind, std::exchange(spaces_, {}), 0, events);
+  }
+}
+
+void TaggedParser::Finish(std::vector<OutputEvent>& events) {
+  while (!finished()) {
+    if (place_ == Place::kCall) {
+      if (reader_.Finish(events)) return;
+      GiveUpCall(events);
+    } else if (place_ == Place::kBegin && !undecided_.empty()) {
+      place_ = Place::kContent;
+      todo_ = std::exchange(undecided_, {});
+    } else {
+      break;
+    }
+    Run(events);
+  }
+  if (finished()) return;
+  const Kind kind = place_ == Place::kReasoning ? Kind::kReasoning : Kind::kContent;
+  AddText(kind, scanner_.Take(), events);
+  if (kind == Kind::kContent && !after_marker_)
+    AddEvent(kind, std::exchange(spaces_, {}), 0, events);
+}
+
+}  // namespace flotilla::router

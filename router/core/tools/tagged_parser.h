@@ -1,0 +1,59 @@
+// TaggedParser: the OutputParser of the formats that put thoughts and calls between markers.
+//
+// Thoughts are looked for only at the beginning of the answer, and calls only behind them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "router/core/tools/call_reader.h"
+#include "router/core/tools/marker_scanner.h"
+#include "router/core/tools/output_parser.h"
+
+namespace flotilla::router {
+
+class TaggedParser final : public OutputParser {
+ public:
+  explicit TaggedParser(OutputOptions options);
+
+  void Push(std::string_view text, std::vector<OutputEvent>& events) override;
+  void Finish(std::vector<OutputEvent>& events) override;
+  bool finished() const override { return options_.one_call && reader_.complete() > 0; }
+
+ private:
+  enum class Place : std::uint8_t {
+    kBegin,      // of the answer, or behind its thoughts
+    kReasoning,  //
+    kContent,    //
+    kCall,       // behind the marker that begins calls
+  };
+
+  // Reads `todo_`.
+  void Run(std::vector<OutputEvent>& events);
+  void Read(char c, std::vector<OutputEvent>& events);
+  void ReadBegin(char c, std::vector<OutputEvent>& events);
+  void ReadContent(char c, std::vector<OutputEvent>& events);
+  void ReadCall(char c, std::vector<OutputEvent>& events);
+  // What `undecided_` holds is read again, as content; its first `literal_` bytes are no marker.
+  void GiveUpCall(std::vector<OutputEvent>& events);
+  void AddText(OutputEvent::Kind kind, std::string_view text, std::vector<OutputEvent>& events);
+
+  const OutputOptions options_;
+  CallReader reader_;
+  MarkerScanner scanner_;
+  Place place_ = Place::kBegin;
+  bool thought_ = false;       // no thoughts can come any more
+  std::string todo_;           // text to be read
+  std::string undecided_;      // kBegin, kCall: what has come, while its meaning is open
+  std::size_t literal_ = 0;    // kCall: its bytes in front of the text that the reader has
+  std::string spaces_;         // white space that a marker may follow, or did
+  bool after_marker_ = false;  // nothing but white space has come since a marker
+  bool has_content_ = false;
+  bool tag_is_open_ = false;  // an end marker is due
+};
+
+}  // namespace flotilla::router

@@ -1,0 +1,30 @@
+// ToolConstraint: what a grammar must enforce so that a model calls a tool. Pure.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "router/core/tools/tool_format.h"
+
+namespace flotilla::router {
+
+struct CallableTool {
+  std::string_view name;        // of letters, digits, _ and -
+  std::string_view parameters;  // JSON Schema; empty: any object
+};
+
+struct ConstraintOptions {
+  bool several = false;  // more than one call may come
+  // Of the model; null: no thoughts may come in front of the calls.
+  const ReasoningFormat* reasoning = nullptr;
+  bool begins_in_reasoning = false;  // the prompt has the begin of the thoughts
+};
+
+// Returns the JSON text of a structural tag, as XGrammar takes it: an answer that is nothing but
+// calls of some of `tools`, written as `format` says, perhaps behind thoughts. There is at least
+// one tool.
+std::string ToolConstraint(const ToolFormat& format, std::span<const CallableTool> tools,
+                           const ConstraintOptions& options);
+
+}  // namespace flotilla::router

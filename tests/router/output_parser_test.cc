@@ -1,0 +1,240 @@
+// Takes recorded answers of models apart: each whole, in every two pieces, in random pieces and
+// byte by byte. tests/data/outputs.jsonl has them with what they say.
+#include "router/core/tools/output_parser.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "nlohmann/json.hpp"
+
+namespace flotilla::router {
+namespace {
+
+using nlohmann::json;
+
+struct Message {
+  std::string content, reasoning;
+  std::vector<std::pair<std::string, std::string>> calls;  // name, arguments
+  bool operator==(const Message&) const = default;
+};
+void PrintTo(const Message& message, std::ostream* out) {
+  *out << "content '" << message.content << "', reasoning '" << message.reasoning << "'";
+  for (const auto& [name, arguments] : message.calls)
+    *out << ", " << name << "(" << arguments << ")";
+}
+
+struct Recorded {
+  std::string name, text;
+  OutputOptions options;
+  Message expected;
+};
+
+template <class Format>
+const Format* Named(std::span<const Format> formats, const std::string& name) {
+  if (name.empty()) return nullptr;
+  const auto row = std::find_if(formats.begin(), formats.end(),
+                                [&](const Format& format) { return format.name == name; });
+  EXPECT_NE(row, formats.end()) << name;
+  return &*row;
+}
+
+std::vector<Recorded> ReadAll() {
+  std::vector<Recorded> all;
+  std::ifstream file("tests/data/outputs.jsonl");
+  EXPECT_TRUE(file.is_open()) << "run the test from the source folder";
+  for (std::string line; std::getline(file, line);) {
+    const json row = json::parse(line);
+    Recorded one{.name = row["name"], .text = row["text"], .options = {}, .expected = {}};
+    one.options = {.tools = Named(ToolFormats(), row["format"]),
+                   .reasoning = Named(ReasoningFormats(), row["reasoning"]),
+                   .begins_in_reasoning = row["inside"],
+                   .tool_names = row["tools"],
+                   .one_call = row["one_call"]};
+    one.expected.content = row["expected"]["content"];
+    one.expected.reasoning = row["expected"]["reasoning"];
+    for (const json& call : row["expected"]["calls"])
+      one.expected.calls.push_back({call[0], call[1]});
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+void Apply(const std::vector<OutputEvent>& events, Message& message) {
+  for (const OutputEvent& event : events) {
+    switch (event.kind) {
+      case OutputEvent::Kind::kContent:
+        message.content += event.text;
+        break;
+      case OutputEvent::Kind::kReasoning:
+        message.reasoning += event.text;
+        break;
+      case OutputEvent::Kind::kCall:
+        EXPECT_EQ(event.call, message.calls.size());
+        message.calls.push_back({event.text, ""});
+        break;
+      case OutputEvent::Kind::kArguments:
+        ASSERT_LT(event.call, message.calls.size());
+        message.calls[event.call].second += event.text;
+        break;
+    }
+  }
+}
+
+Message Parse(const OutputOptions& options, const std::vector<std::string>& pieces) {
+  const auto parser = MakeOutputParser(options);
+  Message message;
+  for (const std::string& piece : pieces) {
+    std::vector<OutputEvent> events;
+    parser->Push(piece, events);
+    Apply(events, message);
+  }
+  std::vector<OutputEvent> events;
+  parser->Finish(events);
+  Apply(events, message);
+  return message;
+}
+
+TEST(OutputParser, TakesRecordedAnswersApart) {
+  const std::vector<Recorded> all = ReadAll();
+  EXPECT_GT(all.size(), 60u);
+  for (const Recorded& one : all) {
+    EXPECT_EQ(Parse(one.options, {one.text}), one.expected) << one.name << ": " << one.text;
+  }
+}
+
+TEST(OutputParser, EverySplitGivesTheSame) {
+  for (const Recorded& one : ReadAll()) {
+    const std::string& text = one.text;
+    for (std::size_t at = 0; at <= text.size(); ++at) {
+      EXPECT_EQ(Parse(one.options, {text.substr(0, at), text.substr(at)}), one.expected)
+          << one.name << " cut at " << at;
+    }
+    std::vector<std::string> bytes;
+    for (char c : text) bytes.emplace_back(1, c);
+    EXPECT_EQ(Parse(one.options, bytes), one.expected) << one.name << " byte by byte";
+    for (std::uint32_t seed = 0; seed < 100; ++seed) {
+      std::mt19937 random(seed);
+      std::vector<std::string> pieces;
+      for (std::size_t at = 0; at < text.size();) {
+        const std::size_t size = 1 + random() % 12;
+        pieces.push_back(text.substr(at, size));
+        at += size;
+      }
+      EXPECT_EQ(Parse(one.options, pieces), one.expected) << one.name << ", seed " << seed;
+    }
+  }
+}
+
+// Parts of recorded answers in any order: the result depends on the text only, and nothing but
+// markers and white space is lost.
+TEST(OutputParser, MixedUpAnswersGiveTheSame) {
+  const std::vector<Recorded> all = ReadAll();
+  for (std::uint32_t seed = 0; seed < 3000; ++seed) {
+    std::mt19937 random(seed);
+    const Recorded& base = all[random() % all.size()];
+    std::string text;
+    for (int i = 0; i < 4; ++i) {
+      const std::string& other = all[random() % all.size()].text;
+      text += other.substr(random() % other.size(), 1 + random() % 60);
+    }
+    std::vector<std::string> pieces;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t size = 1 + random() % 9;
+      pieces.push_back(text.substr(at, size));
+      at += size;
+    }
+    EXPECT_EQ(Parse(base.options, pieces), Parse(base.options, {text})) << "seed " << seed << text;
+  }
+}
+
+TEST(OutputParser, ComesAsSoonAsItIsCertain) {
+  const auto parser = MakeOutputParser({.tools = Named(ToolFormats(), "hermes")});
+  const auto push = [&](const std::string& text) {
+    std::vector<OutputEvent> events;
+    parser->Push(text, events);
+    return events;
+  };
+  using Kind = OutputEvent::Kind;
+  using Events = std::vector<OutputEvent>;
+  EXPECT_EQ(push("Hi <b>"), (Events{{Kind::kContent, "Hi <b>"}}));
+  EXPECT_EQ(push(" <tool"), Events());
+  EXPECT_EQ(push("_call>{\"name\": \"f\", "), Events());
+  EXPECT_EQ(push("\"arguments\": {\"a"), (Events{{Kind::kCall, "f"}, {Kind::kArguments, "{\"a"}}));
+  EXPECT_EQ(push("\": 1"), (Events{{Kind::kArguments, "\": 1"}}));
+  EXPECT_EQ(push("}}</tool_call>"), (Events{{Kind::kArguments, "}"}}));
+}
+
+TEST(OutputParser, HoldsBackABoundedText) {
+  const auto parser = MakeOutputParser({.tools = Named(ToolFormats(), "hermes")});
+  std::vector<OutputEvent> events;
+  const std::string text = "<tool_call>{\"x\": \"" + std::string(100'000, 'a');
+  parser->Push(text, events);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].text, text);
+}
+
+TEST(OutputParser, CallsAreBounded) {
+  std::string text;
+  for (std::uint32_t i = 0; i <= OutputParser::kMaxCalls; ++i) {
+    text += "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
+  }
+  const Message message = Parse({.tools = Named(ToolFormats(), "hermes")}, {text});
+  EXPECT_EQ(message.calls.size(), OutputParser::kMaxCalls);
+  EXPECT_EQ(message.content, "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>");
+}
+
+TEST(OutputParser, WithoutFormatsThereIsNone) { EXPECT_EQ(MakeOutputParser({}), nullptr); }
+
+TEST(ToolFormat, IsFoundByTheTemplate) {
+  const auto tools = [](const char* text) {
+    const ToolFormat* format = RecogniseToolFormat(text);
+    return format == nullptr ? "" : std::string(format->name);
+  };
+  EXPECT_EQ(tools("{{ '<tool_call>' }} within <tool_call></tool_call>"), "hermes");
+  EXPECT_EQ(tools("<tool_call>\n<function=f>\n</function>\n</tool_call>"), "");
+  EXPECT_EQ(tools("<|start_header_id|> {\"name\": f, \"parameters\": {}}"), "llama3_json");
+  EXPECT_EQ(tools("[TOOL_CALLS] ["), "mistral");
+  EXPECT_EQ(tools("[TOOL_CALLS]name[ARGS]"), "mistral_v11");
+  EXPECT_EQ(tools("<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"), "");
+  EXPECT_EQ(tools("<｜tool▁calls▁begin｜> ```json"), "deepseek_v3");
+  EXPECT_EQ(tools("<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{}"), "deepseek_v31");
+  EXPECT_EQ(tools("<|start|>assistant<|channel|>final<|message|>"), "openai");
+  EXPECT_EQ(tools("<|im_start|>"), "");
+  const auto reasoning = [](const char* text) {
+    const ReasoningFormat* format = RecogniseReasoning(text);
+    return format == nullptr ? "" : std::string(format->name);
+  };
+  EXPECT_EQ(reasoning("{% if '</think>' in content %}"), "think");
+  EXPECT_EQ(reasoning("<|start|>assistant<|channel|>final<|message|>"), "openai");
+  EXPECT_EQ(reasoning("<|im_start|>"), "");
+}
+
+TEST(ToolFormat, MarkersAreKnownByTheirParts) {
+  const ToolFormat& deepseek = *Named(ToolFormats(), "deepseek_v3");
+  EXPECT_TRUE(IsMarker("<｜tool▁sep｜>", deepseek));
+  EXPECT_TRUE(IsMarker("<|constrain|>", *Named(ToolFormats(), "openai")));
+  EXPECT_FALSE(IsMarker("<|im_end|>", deepseek));
+  EXPECT_FALSE(IsMarker("", deepseek));
+  EXPECT_TRUE(IsMarker("</think>", *Named(ReasoningFormats(), "think")));
+}
+
+TEST(ToolFormat, IdsDiffer) {
+  const ToolFormat* mistral = Named(ToolFormats(), "mistral");
+  EXPECT_EQ(ToolCallId(mistral, "a", 0, 0).size(), 9u);
+  const std::string id = ToolCallId(nullptr, "a", 0, 0);
+  EXPECT_EQ(id.size(), 29u);
+  EXPECT_TRUE(id.starts_with("call_"));
+  EXPECT_NE(id, ToolCallId(nullptr, "a", 0, 1));
+  EXPECT_NE(id, ToolCallId(nullptr, "a", 1, 0));
+  EXPECT_NE(id, ToolCallId(nullptr, "b", 0, 0));
+}
+
+}  // namespace
+}  // namespace flotilla::router

@@ -1,0 +1,95 @@
+// The structural tags that make a model call a tool.
+#include "router/core/tools/tool_constraint.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "nlohmann/json.hpp"
+#include "router/core/tools/output_parser.h"
+
+namespace flotilla::router {
+namespace {
+
+using nlohmann::json;
+
+const ToolFormat& Tools(const std::string& name) {
+  return *std::find_if(ToolFormats().begin(), ToolFormats().end(),
+                       [&](const ToolFormat& format) { return format.name == name; });
+}
+const ReasoningFormat& Reasoning(const std::string& name) {
+  return *std::find_if(ReasoningFormats().begin(), ReasoningFormats().end(),
+                       [&](const ReasoningFormat& format) { return format.name == name; });
+}
+
+const CallableTool kAdd{"add", R"({"type":"object","properties":{"a":{"type":"integer"}}})"};
+const CallableTool kNow{"now", ""};
+
+TEST(ToolConstraint, HasATagPerTool) {
+  const CallableTool tools[] = {kAdd, kNow};
+  EXPECT_EQ(ToolConstraint(Tools("hermes"), tools, {.several = true}),
+            R"({"type":"structural_tag","format":{"type":"tags_with_separator","tags":[)"
+            R"({"type":"tag","begin":"<tool_call>\n{\"name\": \"add\", \"arguments\": ",)"
+            R"("content":{"type":"json_schema","json_schema":)"
+            R"({"type":"object","properties":{"a":{"type":"integer"}}}},"end":"}\n</tool_call>"},)"
+            R"({"type":"tag","begin":"<tool_call>\n{\"name\": \"now\", \"arguments\": ",)"
+            R"("content":{"type":"json_schema","json_schema":{"type":"object"}},)"
+            R"("end":"}\n</tool_call>"}],"separator":"\n","at_least_one":true,)"
+            R"("stop_after_first":false}})");
+}
+
+TEST(ToolConstraint, SectionsAndThoughtsAreAround) {
+  const CallableTool tools[] = {kNow};
+  const json tag = json::parse(
+      ToolConstraint(Tools("deepseek_v3"), tools,
+                     {.reasoning = &Reasoning("think"), .begins_in_reasoning = true}))["format"];
+  EXPECT_EQ(tag["type"], "sequence");
+  const json& thoughts = tag["elements"][0]["elements"][0];
+  EXPECT_EQ(thoughts["begin"], "");
+  EXPECT_EQ(thoughts["end"], "</think>");
+  const json& section = tag["elements"][1];
+  EXPECT_EQ(section["begin"], "<｜tool▁calls▁begin｜>");
+  EXPECT_EQ(section["content"]["stop_after_first"], true);
+  const json& call = section["content"]["tags"][0];
+  EXPECT_EQ(call["begin"], "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n");
+  EXPECT_EQ(call["end"], "\n```<｜tool▁call▁end｜>");
+  const json optional = json::parse(ToolConstraint(
+      Tools("hermes"), tools, {.reasoning = &Reasoning("think")}))["format"]["elements"][0];
+  EXPECT_EQ(optional["type"], "optional");
+  EXPECT_EQ(optional["content"]["elements"][0]["begin"], "<think>");
+  const json channel = json::parse(ToolConstraint(
+      Tools("openai"), tools, {.reasoning = &Reasoning("openai")}))["format"]["elements"][0];
+  EXPECT_EQ(channel["content"]["begin"], "<|channel|>analysis<|message|>");
+  EXPECT_EQ(channel["content"]["end"], "<|end|><|start|>assistant");
+}
+
+// What a grammar has a model write is read as calls, in each format.
+TEST(ToolConstraint, IsWhatTheParserReads) {
+  const CallableTool tools[] = {kAdd, kNow};
+  for (const ToolFormat& format : ToolFormats()) {
+    json tag = json::parse(ToolConstraint(format, tools, {.several = true}))["format"];
+    if (tag["type"] == "tag") tag = json(tag["content"]);
+    std::string text;
+    for (const json& call : tag["tags"]) {
+      if (!text.empty()) text += tag["separator"].get<std::string>();
+      text += call["begin"].get<std::string>() + R"({"a": 5})" + call["end"].get<std::string>();
+    }
+    text = std::string(format.section_begin) + text + std::string(format.section_end);
+    const auto parser = MakeOutputParser({.tools = &format, .tool_names = {"add", "now"}});
+    std::vector<OutputEvent> events;
+    parser->Push(text, events);
+    parser->Finish(events);
+    using Kind = OutputEvent::Kind;
+    EXPECT_EQ(events, (std::vector<OutputEvent>{{Kind::kCall, "add", 0},
+                                                {Kind::kArguments, R"({"a": 5})", 0},
+                                                {Kind::kCall, "now", 1},
+                                                {Kind::kArguments, R"({"a": 5})", 1}}))
+        << format.name << ": " << text;
+  }
+}
+
+}  // namespace
+}  // namespace flotilla::router
