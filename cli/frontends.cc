@@ -33,25 +33,31 @@ constexpr std::size_t kSpareDescriptors = 16;
 // The health port is for kubelets, Prometheus and a few people.
 constexpr std::uint32_t kHealthConnections = 32;
 
-// Returns the model's chat template, or none if it has none.
-absl::StatusOr<std::optional<model::ChatTemplate>> LoadChatTemplate(
-    const TokenizerBundle& tokenizer) {
-  if (!tokenizer.chat_template.has_value()) return std::nullopt;
-  absl::StatusOr<model::ChatTemplate> chat_template =
-      model::ChatTemplate::Compile(*tokenizer.chat_template);
-  if (!chat_template.ok()) return chat_template.status();
-  return *std::move(chat_template);
-}
-
 // Turns text into a model's tokens and back.
 struct ModelText {
   model::Tokenizer tokenizer;
   std::optional<model::ChatTemplate> chat_template;
+  std::optional<model::ChatTemplate> tool_template;  // for requests with tools, if it has one
 };
+
+// The template that a model has beside its chat template for requests with tools, as transformers
+// calls it.
+std::optional<std::string> ToolTemplate(const TokenizerBundle& bundle) {
+  const auto found =
+      std::find_if(bundle.more_templates.begin(), bundle.more_templates.end(),
+                   [](const NamedTemplate& named) { return named.name == "tool_use"; });
+  return found == bundle.more_templates.end() ? std::nullopt : std::optional(found->text);
+}
+
+// What templates get for the date, as Python's strftime writes it.
+std::string FormatNow(std::string_view format) {
+  return absl::FormatTime(std::string(format), absl::Now(), absl::LocalTimeZone());
+}
 
 router::ServiceOptions MakeServiceOptions(Logger* log) {
   router::ServiceOptions options;
   options.tokenizer_threads = TokenizerThreads(AvailableCpus());
+  options.strftime_now = FormatNow;
   options.on_over = [log](const router::RequestRecord& record) { LogOver(*log, record); };
   return options;
 }
@@ -68,14 +74,12 @@ class FrontendsImpl final : public Frontends {
                         router::RouterMetrics* metrics) override {
     absl::StatusOr<model::Tokenizer> tokenizer = model::Tokenizer::Create(bundle);
     if (!tokenizer.ok()) return tokenizer.status();
-    absl::StatusOr<std::optional<model::ChatTemplate>> chat_template = LoadChatTemplate(bundle);
-    if (!chat_template.ok()) {
-      parts_.log->Warning("the chat template cannot be used, so chat requests are refused",
-                          {{"model", model_id}, {"reason", chat_template.status()}});
-      chat_template = std::nullopt;
-    }
-    texts_.push_back(
-        std::make_unique<ModelText>(ModelText{*std::move(tokenizer), *std::move(chat_template)}));
+    texts_.push_back(std::make_unique<ModelText>(ModelText{
+        *std::move(tokenizer),
+        LoadTemplate(model_id, bundle.chat_template,
+                     "the chat template cannot be used, so chat requests are refused"),
+        LoadTemplate(model_id, ToolTemplate(bundle),
+                     "the chat template for tools cannot be used, so the other one is")}));
     const ModelText& text = *texts_.back();
     service_->AddModel({.id = model_id,
                         .end_tokens = model::StopTokens(bundle),
@@ -83,6 +87,7 @@ class FrontendsImpl final : public Frontends {
                         .engine = engine,
                         .tokenizer = &text.tokenizer,
                         .chat_template = text.chat_template ? &*text.chat_template : nullptr,
+                        .tool_template = text.tool_template ? &*text.tool_template : nullptr,
                         .metrics = metrics});
     return absl::OkStatus();
   }
@@ -120,6 +125,18 @@ class FrontendsImpl final : public Frontends {
   }
 
  private:
+  // Returns the template, or none if there is none or it cannot be used; `refusal` then goes to the
+  // log.
+  std::optional<model::ChatTemplate> LoadTemplate(const std::string& model_id,
+                                                  const std::optional<std::string>& source,
+                                                  std::string_view refusal) {
+    if (!source.has_value()) return std::nullopt;
+    absl::StatusOr<model::ChatTemplate> made = model::ChatTemplate::Compile(*source);
+    if (made.ok()) return *std::move(made);
+    parts_.log->Warning(refusal, {{"model", model_id}, {"reason", made.status()}});
+    return std::nullopt;
+  }
+
   // The options that the API's port and the health port share.
   router::HttpServerOptions CommonOptions() const {
     router::HttpServerOptions options;

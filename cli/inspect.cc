@@ -116,6 +116,7 @@ std::string TextSummary(const model::Checkpoint& file) {
       absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, bundle->tokens.size());
   std::string more;
   for (const NamedTemplate& named : bundle->more_templates) {
+    if (named.name == "tool_use") continue;
     absl::StrAppend(&more, more.empty() ? "; unused chat templates: " : ", ", Escaped(named.name));
   }
   if (!bundle->chat_template.has_value()) {

@@ -20,7 +20,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Compile(std::string_view source) {
   if (!tokens.ok()) return tokens.status();
   auto program = jinja::Parse(*std::move(tokens));
   if (!program.ok()) return program.status();
-  return ChatTemplate(*std::move(program));
+  return ChatTemplate(*std::move(program), source);
 }
 
 absl::StatusOr<std::vector<TextPiece>> ChatTemplate::Render(
@@ -40,6 +40,9 @@ absl::StatusOr<std::vector<TextPiece>> ChatTemplate::Render(
   variables.emplace_back("add_generation_prompt", jinja::Value(options.add_generation_prompt));
   variables.emplace_back("bos_token", heap.NewText(options.bos_token));
   variables.emplace_back("eos_token", heap.NewText(options.eos_token));
+  if (!options.unk_token.empty()) {
+    variables.emplace_back("unk_token", heap.NewText(options.unk_token));
+  }
   if (!heap.ok()) return heap.status();
   const uint64_t read = kMost - heap.steps_left();
   heap.set_steps_left(std::min(heap.steps_left(), options.max_steps + kStepsPerRead * read));

@@ -43,6 +43,7 @@ struct ChatTemplateOptions {
   bool add_generation_prompt = true;
   std::string bos_token;  // texts of the special tokens, from the template's side
   std::string eos_token;
+  std::string unk_token;         // empty: the variable is undefined
   nlohmann::ordered_json tools;  // null: the variable is undefined
   nlohmann::ordered_json extra;  // object: further variables, e.g. enable_thinking
   // What strftime_now(format) returns. If it is not set, the call is refused.
@@ -73,12 +74,16 @@ class ChatTemplate {
   absl::StatusOr<std::vector<TextPiece>> Render(const nlohmann::ordered_json& messages,
                                                 const ChatTemplateOptions& options = {}) const;
 
+  // The text that it was compiled from. It lives as long as this object or a copy of it.
+  std::string_view source() const { return *source_; }
+
  private:
-  explicit ChatTemplate(std::shared_ptr<const jinja::Template> program)
-      : program_(std::move(program)) {}
+  ChatTemplate(std::shared_ptr<const jinja::Template> program, std::string_view source)
+      : program_(std::move(program)), source_(std::make_shared<const std::string>(source)) {}
 
   // Shared by copies of this object, which may be on several threads.
   std::shared_ptr<const jinja::Template> program_;
+  std::shared_ptr<const std::string> source_;
 };
 
 }  // namespace flotilla::model

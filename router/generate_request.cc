@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/types/text.h"
+#include "router/check_conversation.h"
 #include "router/errors.h"
 #include "router/names.h"
 #include "router/utf8.h"
@@ -32,42 +33,10 @@ absl::Status CheckText(std::string_view field, std::string_view text, std::size_
   return absl::OkStatus();
 }
 
-// Checks the role, and replaces it by the one that templates know.
-absl::Status CheckRole(std::size_t index, std::string& role) {
-  if (role == "developer") role = "system";
-  if (role == "system" || role == "user" || role == "assistant") return absl::OkStatus();
-  const std::string field = Cat("messages[", index, "].role");
-  if (role == "tool" || role == "function") {
-    return WithField(InvalidArgument("'", field, "' is '", role,
-                                     "', which is not supported: there are no tools here"),
-                     field, kUnsupportedField);
-  }
-  return InvalidField(field,
-                      Cat("'", field, "' must be 'system', 'developer', 'user' or 'assistant'"));
-}
-
-absl::Status CheckConversation(std::vector<ChatTurn>& turns, const RequestLimits& limits) {
-  if (turns.empty()) return InvalidField("messages", "messages must not be empty");
-  if (turns.size() > limits.max_messages) return TooManyMessages(limits);
-  std::size_t bytes = 0;
-  for (std::size_t i = 0; i < turns.size(); ++i) {
-    if (auto s = CheckRole(i, turns[i].role); !s.ok()) return s;
-    bytes += turns[i].content.size();
-    if (bytes > limits.max_prompt_bytes) {
-      return InvalidField("messages", Cat("messages are more than ", limits.max_prompt_bytes,
-                                          " bytes long in all"));
-    }
-    if (!IsValidUtf8(turns[i].content)) {
-      const std::string field = Cat("messages[", i, "].content");
-      return InvalidField(field, Cat("'", field, "' is not valid UTF-8"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPrompt(ApiRequest& api, const RequestLimits& limits, const ModelLimits& model) {
-  if (auto* turns = std::get_if<std::vector<ChatTurn>>(&api.prompt)) {
-    return CheckConversation(*turns, limits);
+absl::Status CheckPrompt(const ApiRequest& api, const RequestLimits& limits,
+                         const ModelLimits& model) {
+  if (const auto* conversation = std::get_if<Conversation>(&api.prompt)) {
+    return CheckConversation(*conversation, limits);
   }
   if (const auto* text = std::get_if<std::string>(&api.prompt)) {
     return CheckText("prompt", *text, limits.max_prompt_bytes);
@@ -418,10 +387,10 @@ absl::Status TooManyMessages(const RequestLimits& limits) {
   return InvalidField("messages", Cat("messages has more than ", limits.max_messages, " entries"));
 }
 
-absl::Status CheckInput(std::variant<std::string, std::vector<ChatTurn>>& input,
+absl::Status CheckInput(const std::variant<std::string, Conversation>& input,
                         const RequestLimits& limits) {
-  if (auto* turns = std::get_if<std::vector<ChatTurn>>(&input)) {
-    return CheckConversation(*turns, limits);
+  if (const auto* conversation = std::get_if<Conversation>(&input)) {
+    return CheckConversation(*conversation, limits);
   }
   return CheckText("prompt", std::get<std::string>(input), limits.max_prompt_bytes);
 }

@@ -17,22 +17,16 @@
 
 #include "absl/status/statusor.h"
 #include "common/types/parameters.h"
+#include "router/conversation.h"
 
 namespace flotilla::router {
-
-// One message of a conversation. `content` is plain text: if a part of it looks like a
-// special token, it stays text.
-struct ChatTurn {
-  std::string role;  // "system" (or "developer", OpenAI's newer name for it), "user", "assistant"
-  std::string content;
-};
 
 // A generation as a client asked for it, before any check: its parameters, its prompt, and what
 // the frontend knows of it.
 struct ApiRequest : RequestParameters {
   std::string model;
   // Text, token ids, or a conversation that the chat template renders.
-  std::variant<std::string, std::vector<std::int64_t>, std::vector<ChatTurn>> prompt;
+  std::variant<std::string, std::vector<std::int64_t>, Conversation> prompt;
 
   // The frontend sets all of these, and a body none of them.
   // Used, clipped to the context, when max_tokens is absent. If both are absent, the
@@ -57,6 +51,9 @@ struct RequestLimits {
   std::size_t max_prompt_bytes = 4u << 20;
   std::size_t max_tokenized = 1u << 20;  // tokens that a text to be tokenized may have
   std::size_t max_messages = 1024;
+  std::size_t max_tools = 128;              // OpenAI's; also the calls of one message
+  std::size_t max_tool_bytes = 256u << 10;  // of all tools: names, descriptions and parameters
+  std::size_t max_kwargs_bytes = 16u << 10;
   std::size_t max_stop_strings = 16;
   std::size_t max_bad_words = 64;
   std::size_t max_stop_bytes = 256;  // of one stop string or bad word
@@ -102,9 +99,8 @@ absl::Status TooManyMessages(const RequestLimits& limits);
 // is OK, the fields that all of them share are small enough to copy.
 absl::Status CheckSizes(const ApiRequest& api, const RequestLimits& limits);
 
-// INVALID_ARGUMENT when the text or the conversation exceeds a bound, or has an unknown role.
-// Replaces roles by those that templates know: "developer" becomes "system".
-absl::Status CheckInput(std::variant<std::string, std::vector<ChatTurn>>& input,
+// INVALID_ARGUMENT when the text exceeds a bound, or the conversation one of CheckConversation's.
+absl::Status CheckInput(const std::variant<std::string, Conversation>& input,
                         const RequestLimits& limits);
 
 class Validator;
@@ -117,7 +113,7 @@ class GenerateRequest {
   GenerateRequest& operator=(GenerateRequest&&) = default;
 
   // All values are in range, and parameters with a constant default are set. Texts are valid
-  // UTF-8, token ids are inside the vocabulary, and roles are those that templates know.
+  // UTF-8, token ids are inside the vocabulary, and a conversation is in bounds.
   const ApiRequest& api() const { return api_; }
   ApiRequest Release() && { return std::move(api_); }
 

@@ -6,9 +6,25 @@
 
 #include "common/types/text.h"
 #include "model/text/tokenizer.h"
+#include "router/chat_prompt.h"
 #include "router/errors.h"
 
 namespace flotilla::router {
+
+namespace {
+
+OutputOptions OutputOf(const GenerationImpl::Environment& environment, const ApiRequest& api) {
+  const auto* conversation = std::get_if<Conversation>(&api.prompt);
+  return conversation == nullptr ? OutputOptions()
+                                 : environment.chat_prompt->OutputOf(*conversation);
+}
+
+bool IncludesReasoning(const ApiRequest& api) {
+  const auto* conversation = std::get_if<Conversation>(&api.prompt);
+  return conversation != nullptr && conversation->include_reasoning;
+}
+
+}  // namespace
 
 GenerationImpl::GenerationImpl(const Environment& environment, Identity identity,
                                const ApiRequest& api, TokenizedRequest request,
@@ -25,6 +41,8 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       stop_strings_(api.stop),
       named_stops_(api.stop_token_ids.begin(), api.stop_token_ids.end()),
       text_has_stop_(api.include_stop_str_in_output),
+      output_(OutputOf(environment, api)),
+      includes_reasoning_(IncludesReasoning(api)),
       wanted_(static_cast<std::size_t>(*api.n)),
       scored_(api.best_of.value_or(1) > 1 && !api.use_beam_search),
       parent_span_(api.trace.span),
@@ -32,7 +50,8 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       request_(std::move(request)) {
   choices_.reserve(request_.sequences);
   // A message of a chat is a text by itself; a completion goes on with the prompt.
-  const bool begins_text = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
+  const auto* conversation = std::get_if<Conversation>(&api.prompt);
+  const bool begins_text = conversation != nullptr && !conversation->continue_final_message;
   for (std::uint32_t i = 0; i < request_.sequences; ++i) {
     choices_
         .emplace_back(environment_.tokenizer, api.skip_special_tokens, begins_text, stop_strings_)
@@ -141,6 +160,7 @@ void GenerationImpl::OnEncoded(absl::StatusOr<Encoded> encoded) {
     CountRefusal(status);
     return Finish(std::move(status), Usage{});
   }
+  MakeParsers(encoded->in_reasoning);
   request_.prompt = std::move(encoded->prompt);
   request_.sampling.bad_words = std::move(encoded->bad_words);
   tracker_.emplace(std::move(request_), environment_.max_attempts);
@@ -190,24 +210,81 @@ void GenerationImpl::Handle(TokenEvent event) {
   choice.score.Add(event.sampled.logprob);
   choice.delta.tokens.push_back(std::move(event.sampled));
   const bool has_text = text_has_stop_ || !IsStopToken(token);
-  const std::string text = has_text ? choice.detokenizer.Push(token) : choice.detokenizer.Flush();
+  const std::string text = has_text ? TextOf(choice, token) : choice.detokenizer.Flush();
   AddText(event.sequence, text);
+}
+
+void GenerationImpl::MakeParsers(bool in_reasoning) {
+  OutputOptions options = output_;
+  options.begins_in_reasoning = in_reasoning;
+  for (Choice& choice : choices_) choice.parser = MakeOutputParser(options);
+}
+
+std::string GenerationImpl::TextOf(Choice& choice, TokenId token) {
+  const bool is_marker =
+      choice.parser != nullptr && environment_.chat_prompt->IsMarkerToken(token, output_);
+  if (!is_marker) return choice.detokenizer.Push(token);
+  std::string text = choice.detokenizer.Flush();
+  return text += environment_.tokenizer->TokenBytes(token);
+}
+
+void GenerationImpl::Deliver(SequenceIndex sequence, std::string_view text) {
+  Choice& choice = choices_[sequence.value()];
+  if (choice.parser == nullptr) {
+    choice.delta.text += text;
+    return;
+  }
+  std::vector<OutputEvent> events;
+  choice.parser->Push(text, events);
+  DeliverEvents(sequence, std::move(events));
+}
+
+void GenerationImpl::DeliverEvents(SequenceIndex sequence, std::vector<OutputEvent> events) {
+  Choice& choice = choices_[sequence.value()];
+  std::vector<ToolCallDelta>& calls = choice.delta.tool_calls;
+  for (OutputEvent& event : events) {
+    switch (event.kind) {
+      case OutputEvent::Kind::kContent:
+        choice.delta.text += event.text;
+        break;
+      case OutputEvent::Kind::kReasoning:
+        if (includes_reasoning_) choice.delta.reasoning += event.text;
+        break;
+      case OutputEvent::Kind::kCall:
+        choice.has_tool_calls = true;
+        calls.push_back(
+            {.index = event.call,
+             .id = ToolCallId(output_.tools, identity_.public_id, sequence.value(), event.call),
+             .name = std::move(event.text)});
+        break;
+      case OutputEvent::Kind::kArguments:
+        if (calls.empty() || calls.back().index != event.call) {
+          calls.push_back({.index = event.call});
+        }
+        calls.back().arguments += event.text;
+        break;
+    }
+  }
 }
 
 bool GenerationImpl::AddText(SequenceIndex sequence, std::string_view text) {
   Choice& choice = choices_[sequence.value()];
+  std::optional<std::string> stop;
   if (tracker_->tokens(sequence).size() <= tracker_->request().stop.min_tokens) {
-    choice.delta.text += text;  // too early for a stop string, or a part of one
-    return false;
+    Deliver(sequence, text);  // too early for a stop string, or a part of one
+  } else {
+    const StopMatcher::Result result = choice.stops.Append(text);
+    Deliver(sequence, result.text);
+    if (result.stop.has_value()) stop = stop_strings_[*result.stop];
+    if (stop.has_value() && text_has_stop_) Deliver(sequence, *stop);
   }
-  StopMatcher::Result result = choice.stops.Append(text);
-  choice.delta.text += result.text;
-  if (!result.stop) return false;
-  if (text_has_stop_) choice.delta.text += stop_strings_[*result.stop];
-  // The token that completed the stop string is the last that counts.
+  const bool called = choice.parser != nullptr && choice.parser->finished();
+  if (!stop.has_value() && !called) return false;
+  // The token that completed the stop string or the call is the last that counts.
   const auto keep = static_cast<std::uint32_t>(tracker_->tokens(sequence).size());
   if (auto cancel = tracker_->EndSequence(sequence, keep)) environment_.engine->Cancel(*cancel);
-  EndChoice(sequence, {.reason = FinishReason::kStop, .stop_string = stop_strings_[*result.stop]});
+  if (called) stop.reset();
+  EndChoice(sequence, {.reason = FinishReason::kStop, .stop_string = std::move(stop)});
   return true;
 }
 
@@ -215,7 +292,7 @@ void GenerationImpl::Handle(const SequenceEnd& event) {
   if (!tracker_->Apply(event)) return;
   Choice& choice = choices_[event.sequence.value()];
   if (AddText(event.sequence, choice.detokenizer.Flush())) return;
-  choice.delta.text += choice.stops.Flush();
+  Deliver(event.sequence, choice.stops.Flush());
   ChoiceEnd end{.reason = event.reason};
   const std::vector<TokenId>& tokens = tracker_->tokens(event.sequence);
   if (event.reason == FinishReason::kStop && !tokens.empty() && IsStopToken(tokens.back())) {
@@ -271,7 +348,10 @@ void GenerationImpl::Flush() {
 
 void GenerationImpl::FlushChoice(Choice& choice) {
   Delta& delta = choice.delta;
-  if (delta.tokens.empty() && delta.text.empty()) return;
+  if (delta.tokens.empty() && delta.text.empty() && delta.reasoning.empty() &&
+      delta.tool_calls.empty()) {
+    return;
+  }
   if (!delta.tokens.empty()) {
     const std::int64_t now_ns = environment_.clock->NowNs();
     const auto count = static_cast<std::int64_t>(delta.tokens.size());
@@ -288,6 +368,12 @@ void GenerationImpl::EndChoice(SequenceIndex sequence, ChoiceEnd end) {
   Choice& choice = choices_[sequence.value()];
   if (choice.end) return;
   end.choice = sequence.value();
+  if (choice.parser != nullptr) {
+    std::vector<OutputEvent> events;
+    choice.parser->Finish(events);
+    DeliverEvents(sequence, std::move(events));
+  }
+  end.has_tool_calls = choice.has_tool_calls;
   if (scored_ && choice.score.tokens() > 0) end.score = static_cast<float>(choice.score.Get());
   choice.end = std::move(end);
   if (HoldsBack()) return;

@@ -21,6 +21,7 @@
 #include "router/core/best_of.h"
 #include "router/core/request_tracker.h"
 #include "router/core/stop_matcher.h"
+#include "router/core/tools/output_parser.h"
 #include "router/io_loop_state.h"
 #include "router/metrics.h"
 #include "router/service.h"
@@ -35,6 +36,8 @@ class GenerationRegistry {
   virtual void Forget(const std::string& public_id) = 0;
 };
 
+class ChatPrompt;
+
 class GenerationImpl final : public Generation {
  public:
   struct Environment {
@@ -45,6 +48,7 @@ class GenerationImpl final : public Generation {
     GenerationRegistry* registry = nullptr;
     std::uint32_t max_attempts = 1;
     std::function<void(const RequestRecord&)> on_over;  // may be empty
+    const ChatPrompt* chat_prompt = nullptr;
   };
   struct Identity {
     RequestId id;
@@ -65,6 +69,7 @@ class GenerationImpl final : public Generation {
   struct Encoded {
     std::vector<TokenId> prompt;
     std::vector<std::vector<TokenId>> bad_words;
+    bool in_reasoning = false;  // the prompt ends with the begin of thoughts
   };
   // Called when the prompt is encoded. Submits it, or ends the request on an error.
   void OnEncoded(absl::StatusOr<Encoded> encoded);
@@ -86,7 +91,9 @@ class GenerationImpl final : public Generation {
         : detokenizer(tokenizer, skip_special, begins_text), stops(stop_strings) {}
     model::IncrementalDetokenizer detokenizer;
     StopMatcher stops;
-    Delta delta;  // not yet handed out
+    std::unique_ptr<OutputParser> parser;  // null: all text is content
+    Delta delta;                           // not yet handed out
+    bool has_tool_calls = false;
     MeanLogprob score;
     std::int64_t last_token_ns = 0;
     std::optional<ChoiceEnd> end;  // sent, unless it is held back
@@ -101,8 +108,16 @@ class GenerationImpl final : public Generation {
   void Handle(const SequenceEnd& event);
   void Handle(const RequestEnd& event);
 
+  // Prepares for an answer to a conversation, whose prompt may end with the begin of thoughts.
+  void MakeParsers(bool in_reasoning);
+  // The text of a token. Markers that a parser needs are text, even if control tokens are none.
+  std::string TextOf(Choice& choice, TokenId token);
+  // Appends text that no stop string can be part of any more to the delta.
+  void Deliver(SequenceIndex sequence, std::string_view text);
+  void DeliverEvents(SequenceIndex sequence, std::vector<OutputEvent> events);
   void FlushChoice(Choice& choice);
-  // Appends text to a sequence's delta; ends the sequence when a stop matches.
+  // Appends text to a sequence's delta; ends the sequence when a stop matches, or when its first
+  // call of a tool is complete and it may have no other.
   bool AddText(SequenceIndex sequence, std::string_view text);
   void EndChoice(SequenceIndex sequence, ChoiceEnd end);
   // True if the answer has fewer choices than there are sequences.
@@ -137,6 +152,8 @@ class GenerationImpl final : public Generation {
   const std::vector<std::string> stop_strings_;
   const std::vector<TokenId> named_stops_;  // the client's stop tokens
   const bool text_has_stop_;
+  const OutputOptions output_;
+  const bool includes_reasoning_;
   const std::size_t wanted_;  // choices of the answer
   const bool scored_;         // choices end with their mean log-probability
   const std::uint64_t parent_span_;

@@ -12,8 +12,8 @@
 #include "absl/random/random.h"
 #include "absl/synchronization/mutex.h"
 #include "common/types/text.h"
-#include "model/chat_template.h"
 #include "model/text/tokenizer.h"
+#include "router/chat_prompt.h"
 #include "router/generation.h"
 #include "router/io_loop_state.h"
 #include "router/model_name.h"
@@ -22,7 +22,7 @@
 namespace flotilla::router {
 namespace {
 
-using Input = std::variant<std::string, std::vector<ChatTurn>>;
+using Input = std::variant<std::string, Conversation>;
 
 // The cost of a conversation's turn in the template, besides its text, as the number of bytes
 // that take as long to encode.
@@ -31,9 +31,16 @@ constexpr std::size_t kTurnBytes = 64;
 // The bytes that this input counts in the pool's queue.
 std::size_t InputBytes(const Input& input) {
   if (const auto* text = std::get_if<std::string>(&input)) return text->size();
-  std::size_t bytes = 0;
-  for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
-    bytes += kTurnBytes + turn.role.size() + turn.content.size();
+  const auto& conversation = std::get<Conversation>(input);
+  std::size_t bytes = conversation.documents.size() + conversation.template_kwargs.size();
+  for (const Tool& tool : conversation.tools) {
+    bytes += kTurnBytes + tool.name.size() + tool.description.size() + tool.parameters.size();
+  }
+  for (const ChatTurn& turn : conversation.turns) {
+    bytes += kTurnBytes + turn.role.size() + turn.content.size() + turn.reasoning_content.size();
+    for (const ToolCall& call : turn.tool_calls) {
+      bytes += kTurnBytes + call.name.size() + call.arguments.size();
+    }
   }
   return bytes;
 }
@@ -57,10 +64,10 @@ std::uint64_t SeedOf(std::string_view tenant, std::string_view request_id) {
 // bound it hit.
 class Encoder {
  public:
-  Encoder(const model::Tokenizer* tokenizer, const model::ChatTemplate* chat_template)
-      : tokenizer_(tokenizer), chat_template_(chat_template) {}
+  explicit Encoder(ChatPrompt::Parts parts)
+      : tokenizer_(parts.tokenizer), chat_prompt_(std::move(parts)) {}
 
-  bool can_chat() const { return chat_template_ != nullptr; }
+  const ChatPrompt& chat_prompt() const { return chat_prompt_; }
 
   // The tokens of each word at the begin of a text and those behind a space, without the spaces
   // that it begins with.
@@ -92,30 +99,27 @@ class Encoder {
     return encoded;
   }
 
-  absl::StatusOr<std::vector<TokenId>> Encode(const Input& input,
-                                              const model::EncodeOptions& options,
-                                              bool add_generation_prompt) const {
+  // The tokens of a prompt, and whether it ends with the begin of thoughts.
+  struct Prompt {
+    std::vector<TokenId> tokens;
+    bool in_reasoning = false;
+  };
+  absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options) const {
     if (const auto* text = std::get_if<std::string>(&input)) {
       return Blame("prompt", tokenizer_->Encode(*text, options), options);
     }
-    nlohmann::ordered_json messages = nlohmann::ordered_json::array();
-    for (const ChatTurn& turn : std::get<std::vector<ChatTurn>>(input)) {
-      messages.push_back({{"role", turn.role}, {"content", turn.content}});
-    }
-    model::ChatTemplateOptions template_options;
-    template_options.add_generation_prompt = add_generation_prompt;
-    template_options.bos_token = tokenizer_->TokenBytes(tokenizer_->bos_id());
-    template_options.eos_token = tokenizer_->TokenBytes(tokenizer_->eos_id());
-    const auto pieces = chat_template_->Render(messages, template_options);
-    if (!pieces.ok()) return InvalidField("messages", std::string(pieces.status().message()));
-    return Blame("messages", tokenizer_->EncodePieces(*pieces, options), options);
+    const auto rendered = chat_prompt_.Render(std::get<Conversation>(input));
+    if (!rendered.ok()) return rendered.status();
+    return Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options,
+                 rendered->in_reasoning);
   }
 
  private:
-  static absl::StatusOr<std::vector<TokenId>> Blame(std::string_view field,
-                                                    absl::StatusOr<std::vector<TokenId>> encoded,
-                                                    const model::EncodeOptions& options) {
-    if (encoded.ok()) return encoded;
+  static absl::StatusOr<Prompt> Blame(std::string_view field,
+                                      absl::StatusOr<std::vector<TokenId>> encoded,
+                                      const model::EncodeOptions& options,
+                                      bool in_reasoning = false) {
+    if (encoded.ok()) return Prompt{*std::move(encoded), in_reasoning};
     if (absl::IsOutOfRange(encoded.status())) {
       return WithField(absl::OutOfRangeError(Cat("the prompt has more than ", options.max_tokens,
                                                  " tokens; the model's context is ",
@@ -126,7 +130,7 @@ class Encoder {
   }
 
   const model::Tokenizer* tokenizer_;
-  const model::ChatTemplate* chat_template_;
+  const ChatPrompt chat_prompt_;
 };
 
 // A token may have a hundred bytes, so a text that is too long is refused before it is written.
@@ -156,8 +160,10 @@ absl::Status PoolFull() {
 
 // A model, and the values that are computed of it once. It is never moved.
 struct Model {
-  Model(ServedModel served_model, RouterMetrics* unread)
-      : served(std::move(served_model)), encoder(served.tokenizer, served.chat_template) {
+  Model(ServedModel served_model, const ServiceOptions& options, RouterMetrics* unread)
+      : served(std::move(served_model)),
+        encoder(
+            {served.tokenizer, served.chat_template, served.tool_template, options.strftime_now}) {
     if (served.metrics == nullptr) served.metrics = unread;
   }
   ServedModel served;
@@ -176,7 +182,7 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
               options_.tokenizer_queue_bytes) {}
 
   void AddModel(ServedModel served) override {
-    auto model = std::make_unique<Model>(std::move(served), &unread_metrics_);
+    auto model = std::make_unique<Model>(std::move(served), options_, &unread_metrics_);
     absl::MutexLock lock(&models_mu_);
     models_.push_back(std::move(model));
   }
@@ -193,10 +199,14 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     }
     const Model& model = *known->model;
     api.model = model.served.id;
-    const bool chat = std::holds_alternative<std::vector<ChatTurn>>(api.prompt);
     absl::StatusOr<GenerateRequest> request =
         validator_.Validate(std::move(api), known->info.limits);
-    if (request.ok() && chat && !model.encoder.can_chat()) request = NoTemplate();
+    if (request.ok()) {
+      if (const auto* conversation = std::get_if<Conversation>(&request->api().prompt)) {
+        absl::Status status = model.encoder.chat_prompt().Check(*conversation);
+        if (!status.ok()) request = std::move(status);
+      }
+    }
     if (!request.ok()) model.served.metrics->OnRefused(request.status());
     return request;
   }
@@ -248,9 +258,6 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
 
   static IoLoopState& StateOf(IoLoop& io_loop) {
     return *static_cast<IoLoopImpl&>(io_loop).state();
-  }
-  static absl::Status NoTemplate() {
-    return InvalidField("messages", "this model has no chat template");
   }
 
   static absl::StatusOr<ModelInfo> InfoOf(const Model& model) {
@@ -411,9 +418,14 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
     absl::MutexLock lock(&mu_);
     running_[identity.public_id] = {state, id};
   }
-  const GenerationImpl::Environment environment{
-      model.served.engine,   model.served.tokenizer, clock_, model.served.metrics, this,
-      options_.max_attempts, options_.on_over};
+  const GenerationImpl::Environment environment{model.served.engine,
+                                                model.served.tokenizer,
+                                                clock_,
+                                                model.served.metrics,
+                                                this,
+                                                options_.max_attempts,
+                                                options_.on_over,
+                                                &model.encoder.chat_prompt()};
   auto generation = std::make_unique<GenerationImpl>(
       environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
   using Encoded = GenerationImpl::Encoded;
@@ -433,7 +445,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   } else if (auto* text = std::get_if<std::string>(&api.prompt)) {
     input.emplace(std::move(*text));
   } else {
-    input.emplace(std::get<std::vector<ChatTurn>>(std::move(api.prompt)));
+    input.emplace(std::get<Conversation>(std::move(api.prompt)));
   }
   if (input.has_value()) bytes = InputBytes(*input);
   for (const std::string& word : api.bad_words) bytes += word.size();
@@ -454,11 +466,11 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
           if (!input.has_value()) return std::move(encoded);
           auto prompt = model.encoder.Encode(
               *input,
-              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens},
-              /*add_generation_prompt=*/true);
+              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens});
           if (cuts && absl::IsOutOfRange(prompt.status())) return TooManyTokens(*input, max_tokens);
           if (!prompt.ok()) return prompt.status();
-          encoded.prompt = *std::move(prompt);
+          encoded.prompt = std::move(prompt->tokens);
+          encoded.in_reasoning = prompt->in_reasoning;
           return std::move(encoded);
         }));
       },
@@ -492,22 +504,23 @@ void ServiceImpl::Tokenize(TokenizeRequest request, IoLoop& io_loop,
   if (!known.ok()) return answer(known.status());
   const Encoder& encoder = known->model->encoder;
   if (auto s = CheckInput(request.input, options_.limits); !s.ok()) return answer(s);
-  if (request.input.index() == 1 && !encoder.can_chat()) return answer(NoTemplate());
+  if (const auto* conversation = std::get_if<Conversation>(&request.input)) {
+    if (auto s = encoder.chat_prompt().Check(*conversation); !s.ok()) return answer(s);
+  }
   const std::size_t bytes = InputBytes(request.input);
   const std::string tenant = request.tenant;
   const auto abandoned = request.abandoned;
   const bool queued = pool_.TryRun(
       tenant, bytes,
       [&encoder, request = std::move(request), most = options_.limits.max_tokenized, answer] {
-        auto tokens = OrNoMemory([&] {
-          return encoder.Encode(request.input,
-                                {.parse_special = request.parse_special,
-                                 .add_special = request.add_special_tokens,
-                                 .max_tokens = most},
-                                request.add_generation_prompt);
+        auto prompt = OrNoMemory([&] {
+          return encoder.Encode(request.input, {.parse_special = request.parse_special,
+                                                .add_special = request.add_special_tokens,
+                                                .max_tokens = most});
         });
-        const bool too_many = absl::IsOutOfRange(tokens.status());
-        answer(too_many ? TooManyTokens(request.input, most) : std::move(tokens));
+        if (absl::IsOutOfRange(prompt.status())) return answer(TooManyTokens(request.input, most));
+        if (!prompt.ok()) return answer(prompt.status());
+        answer(std::move(prompt->tokens));
       },
       abandoned);
   if (!queued) answer(PoolFull());

@@ -50,6 +50,14 @@ class Dispatcher {
   virtual void Post(std::function<void()> work) = 0;
 };
 
+// The next piece of a call of a tool.
+struct ToolCallDelta {
+  std::uint32_t index = 0;  // the call's number in its choice, from 0
+  std::string id = {};      // only the first piece of a call has id and name
+  std::string name = {};
+  std::string arguments = {};
+};
+
 // An update of one choice: at most one per choice and engine step.
 struct Delta {
   std::uint32_t choice = 0;
@@ -57,6 +65,10 @@ struct Delta {
   // so `text` can be empty while `tokens` is not. In the last delta it can be the other way
   // round.
   std::string text;
+  // Of a chat: the model's thoughts, if they are told apart, and calls of tools, in order. They are
+  // no part of `text`, and whole characters, too.
+  std::string reasoning = {};
+  std::vector<ToolCallDelta> tool_calls = {};
   // The tokens in order, each exactly once, including the token that ended the choice.
   std::vector<SampledToken> tokens;
 };
@@ -81,6 +93,8 @@ struct ChoiceEnd {
   std::optional<TokenId> stop_token;
   // The token is one of the model's own, which the client did not name.
   bool is_end_token = false;
+  // The choice has calls of tools.
+  bool has_tool_calls = false;
   // With best_of > 1 it is the mean log-probability of the choice's tokens. With beam search
   // it is the sequence's score (BeamOptions). None without tokens.
   std::optional<float> score;
@@ -155,7 +169,9 @@ struct ServedModel {
   Engine* engine = nullptr;         // on the service's clock
   const model::Tokenizer* tokenizer = nullptr;
   const model::ChatTemplate* chat_template = nullptr;  // null: no chat
-  RouterMetrics* metrics = nullptr;                    // may be null
+  // Used where there are tools; null: chat_template is.
+  const model::ChatTemplate* tool_template = nullptr;
+  RouterMetrics* metrics = nullptr;  // may be null
 };
 
 struct TokenizeRequest {
@@ -163,10 +179,9 @@ struct TokenizeRequest {
   std::string tenant;  // set by the frontend; tenants take turns at the pool
   // Set by the frontend when nobody waits for the answer any more; may be null.
   std::shared_ptr<const std::atomic<bool>> abandoned;
-  std::variant<std::string, std::vector<ChatTurn>> input;
-  bool add_special_tokens = true;     // text only
-  bool parse_special = false;         // text only: special tokens in it are recognised
-  bool add_generation_prompt = true;  // conversations only
+  std::variant<std::string, Conversation> input;
+  bool add_special_tokens = true;  // text only
+  bool parse_special = false;      // text only: special tokens in it are recognised
 };
 
 // The most tokens that Detokenize takes.
@@ -206,6 +221,9 @@ struct ServiceOptions {
   // Called when a request that was started is over, on its I/O loop's thread. Must not
   // block. May be empty.
   std::function<void(const RequestRecord&)> on_over;
+  // What chat templates get for the date in a format of strftime, in the server's time zone. Any
+  // thread. If it is empty, templates that ask for the date fail.
+  std::function<std::string(std::string_view format)> strftime_now;
 };
 
 class InferenceService {

@@ -176,7 +176,7 @@ struct TokenizerBundle {
   SpacePrefix space_prefix = SpacePrefix::kNone;
   std::vector<AddedTokenRule> added_rules;  // of tokens that have any
   std::optional<std::string> chat_template;
-  std::vector<NamedTemplate> more_templates;  // which nothing uses yet, e.g. "tool_use"
+  std::vector<NamedTemplate> more_templates;  // "tool_use" is for requests with tools
 
   bool operator==(const TokenizerBundle&) const = default;
 };

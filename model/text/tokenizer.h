@@ -84,8 +84,9 @@ class Tokenizer {
   TokenId FindSpecial(std::string_view text) const;
 
   uint32_t vocab_size() const { return static_cast<uint32_t>(kinds_.size()); }
-  TokenId bos_id() const { return bos_id_; }  // -1: none
-  TokenId eos_id() const { return eos_id_; }  // -1: none
+  TokenId bos_id() const { return bos_id_; }          // -1: none
+  TokenId eos_id() const { return eos_id_; }          // -1: none
+  TokenId unknown_id() const { return unknown_id_; }  // -1: none
 
   // Whether a text that is decoded loses a space at its beginning, because texts get one there when
   // they are encoded.
@@ -201,6 +202,7 @@ class Tokenizer {
   absl::flat_hash_map<TokenId, std::vector<TokenId>> parts_;
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;
+  TokenId unknown_id_ = -1;
   bool add_bos_ = false;
   bool add_eos_ = false;
   std::vector<TokenId> prefix_, suffix_;

@@ -11,6 +11,7 @@
 #include "google/protobuf/message.h"
 #include "proto/codec/status.h"
 #include "router/errors.h"
+#include "router/grpc/chat_codec.h"
 #include "router/grpc/structured_outputs.h"
 
 namespace flotilla::router {
@@ -26,7 +27,7 @@ constexpr int kMaxTokenIds = 1 << 21;
 
 // The Validator uses HTTP's names of fields.
 std::string FieldName(std::string field) {
-  if (field.starts_with("messages")) return "chat." + field;  // and what is in one of them
+  if (IsChatField(field)) return "chat." + field;
   if (field == "tokens") return "token_ids";
   for (const Parameter& row : kParameters) {
     if (row.name == field && !row.grpc.empty()) return std::string(row.grpc);
@@ -53,15 +54,9 @@ absl::Status ReadPrompt(const v1::GenerateRequest& request, ApiRequest& api) {
       return absl::OkStatus();
     }
     case v1::GenerateRequest::kChat: {
-      const auto& messages = request.chat().messages();
-      constexpr RequestLimits kLimits;
-      if (static_cast<std::size_t>(messages.size()) > kLimits.max_messages) {
-        return TooManyMessages(kLimits);
-      }
-      std::vector<ChatTurn> turns;
-      turns.reserve(messages.size());
-      for (const auto& message : messages) turns.push_back({message.role(), message.content()});
-      api.prompt = std::move(turns);
+      absl::StatusOr<Conversation> conversation = FromProto(request.chat());
+      if (!conversation.ok()) return conversation.status();
+      api.prompt = *std::move(conversation);
       return absl::OkStatus();
     }
     case v1::GenerateRequest::PROMPT_NOT_SET:
@@ -221,7 +216,8 @@ void ToProto(const SampledToken& token, const TokenBytesFn& bytes, v1::PositionL
 
 void ToProto(const ChoiceEnd& end, v1::Finish* finish) {
   finish->set_choice(end.choice);
-  finish->set_reason(ToProto(end.reason));
+  const bool called = end.has_tool_calls && end.reason == FinishReason::kStop;
+  finish->set_reason(called ? v1::FINISH_REASON_TOOL_CALLS : ToProto(end.reason));
   if (end.stop_string.has_value()) finish->set_stop_string(*end.stop_string);
   if (end.stop_token.has_value()) finish->set_stop_token(*end.stop_token);
   if (end.score.has_value()) finish->set_score(*end.score);

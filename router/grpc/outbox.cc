@@ -37,11 +37,35 @@ void Outbox::Add(const PromptScores& scores) {
 }
 
 void Outbox::Add(const Delta& delta) {
-  for (std::string_view rest = delta.text; !rest.empty();) {
-    const std::string_view piece = WholeCharacters(rest, kMaxMessageBytes);
-    DeltaOf(delta.choice).mutable_text()->append(piece);
-    Count(piece.size() + kFieldBytes);
-    rest.remove_prefix(piece.size());
+  const auto add = [this](std::string_view text, auto append) {
+    while (!text.empty()) {
+      const std::string_view piece = WholeCharacters(text, kMaxMessageBytes);
+      append(piece);
+      Count(piece.size() + kFieldBytes);
+      text.remove_prefix(piece.size());
+    }
+  };
+  add(delta.reasoning,
+      [&](std::string_view piece) { DeltaOf(delta.choice).mutable_reasoning()->append(piece); });
+  add(delta.text,
+      [&](std::string_view piece) { DeltaOf(delta.choice).mutable_text()->append(piece); });
+  for (const ToolCallDelta& call : delta.tool_calls) {
+    if (!call.id.empty()) {
+      v1::ToolCallDelta* begin = DeltaOf(delta.choice).add_tool_calls();
+      begin->set_index(call.index);
+      begin->set_id(call.id);
+      begin->set_name(call.name);
+      Count(begin->ByteSizeLong() + kFieldBytes);
+    }
+    add(call.arguments, [&](std::string_view piece) {
+      v1::Delta& proto = DeltaOf(delta.choice);
+      const int count = proto.tool_calls_size();
+      const bool goes_on = count > 0 && proto.tool_calls(count - 1).index() == call.index;
+      v1::ToolCallDelta* to =
+          goes_on ? proto.mutable_tool_calls(count - 1) : proto.add_tool_calls();
+      to->set_index(call.index);
+      to->mutable_arguments()->append(piece);
+    });
   }
   if (!options_.token_ids && !options_.logprobs) return;
   for (const SampledToken& token : delta.tokens) {

@@ -9,12 +9,9 @@ namespace {
 std::vector<ForeignField> OfVllm() {
   return {
       {"chat_template", {}},
-      {"chat_template_kwargs", {Json::object()}},
       {"detokenize", {true}},
-      {"documents", {Json::array()}},
       {"guided_decoding_backend", {}, /*ignored=*/true},  // there is one
       {"guided_whitespace_pattern", {}},
-      {"include_reasoning", {true}},
       {"kv_transfer_params", {}},
       {"logits_processors", {Json::array()}},
       {"media_io_kwargs", {Json::object()}},
@@ -51,7 +48,6 @@ std::vector<ForeignField> OfLlamaCpp() {
       {"n_probs", {0}},
       {"parse_tool_calls", {false}},
       {"post_sampling_probs", {false}},
-      {"reasoning_format", {"none", "auto"}},  // no answer has reasoning to be told apart
       {"repeat_penalty", {1}},
       {"response_fields", {Json::array()}},
       {"return_progress", {false}},

@@ -9,10 +9,10 @@
 namespace flotilla::router {
 namespace {
 
-std::string_view FinishName(FinishReason reason) {
-  switch (reason) {
+std::string_view FinishName(const ChoiceEnd& end) {
+  switch (end.reason) {
     case FinishReason::kStop:
-      return R"("stop")";
+      return end.has_tool_calls ? R"("tool_calls")" : R"("stop")";
     case FinishReason::kLength:
       return R"("length")";
     case FinishReason::kCancelled:
@@ -41,6 +41,35 @@ void AppendScore(std::optional<float> score, std::string& out) {
   if (!score) return;
   out += R"(,"score":)";
   AppendJsonFloat(*score, out);
+}
+
+// A member of a message's delta; `member` is its name and the opening quote.
+void AppendDelta(std::string_view member, std::string_view text, std::string& out) {
+  out += R"(,"delta":{)";
+  out += member;
+  AppendJsonEscaped(text, out);
+  out += R"("})";
+}
+
+// The members of a call up to the opening quote of its arguments.
+void AppendCall(const ToolCallDelta& call, std::string& out) {
+  out += R"("id":)";
+  AppendJsonString(call.id, out);
+  out += R"(,"type":"function","function":{"name":)";
+  AppendJsonString(call.name, out);
+  out += R"(,"arguments":")";
+}
+
+void AppendCallBegin(const ToolCallDelta& call, std::string& out) {
+  out += Cat(R"(,"delta":{"tool_calls":[{"index":)", call.index, ",");
+  AppendCall(call, out);
+  out += R"("}}]})";
+}
+
+void AppendCallArguments(const ToolCallDelta& call, std::string& out) {
+  out += Cat(R"(,"delta":{"tool_calls":[{"index":)", call.index, R"(,"function":{"arguments":")");
+  AppendJsonEscaped(call.arguments, out);
+  out += R"("}}]})";
 }
 
 }  // namespace
@@ -171,24 +200,50 @@ void OpenAiAnswer::Add(std::uint32_t prompt, const Delta& delta, std::string& ou
     for (const SampledToken& token : delta.tokens) choice.logprobs.Add(token);
   }
   if (!header_.form.stream) {
-    AppendJsonEscaped(delta.text, choice.text);
+    Collect(delta, choice);
     choice.tokens.insert(choice.tokens.end(), ids.begin(), ids.end());
     return;
   }
-  if (delta.text.empty() && ids.empty() && choice.logprobs.empty()) return;
-  BeginEvent(index, out);
-  out += header_.form.chat ? R"(,"delta":{"content":")" : R"(,"text":")";
-  AppendJsonEscaped(delta.text, out);
-  out += header_.form.chat ? R"("})" : R"(")";
-  AppendLogprobs(choice, out);
-  AppendTokenIds(ids, index, out);
-  EndEvent(index, "null", out);
+  // The first event has the log-probabilities and the ids of all tokens.
+  const auto add = [&](const auto& append) {
+    BeginEvent(index, out);
+    append();
+    AppendLogprobs(choice, out);
+    AppendTokenIds(std::exchange(ids, {}), index, out);
+    EndEvent(index, "null", out);
+  };
+  if (!delta.reasoning.empty()) {
+    add([&] { AppendDelta(R"("reasoning_content":")", delta.reasoning, out); });
+  }
+  const bool alone = delta.reasoning.empty() && delta.tool_calls.empty();
+  if (!delta.text.empty() || (alone && (!ids.empty() || !choice.logprobs.empty()))) {
+    add([&] {
+      if (header_.form.chat) return AppendDelta(R"("content":")", delta.text, out);
+      out += R"(,"text":)";
+      AppendJsonString(delta.text, out);
+    });
+  }
+  for (const ToolCallDelta& call : delta.tool_calls) {
+    if (!call.id.empty()) add([&] { AppendCallBegin(call, out); });
+    if (!call.arguments.empty()) add([&] { AppendCallArguments(call, out); });
+  }
+}
+
+void OpenAiAnswer::Collect(const Delta& delta, Choice& choice) {
+  AppendJsonEscaped(delta.text, choice.text);
+  AppendJsonEscaped(delta.reasoning, choice.reasoning);
+  for (const ToolCallDelta& call : delta.tool_calls) {
+    if (!call.id.empty()) {
+      choice.tool_calls.push_back({.index = call.index, .id = call.id, .name = call.name});
+    }
+    AppendJsonEscaped(call.arguments, choice.tool_calls.back().arguments);
+  }
 }
 
 void OpenAiAnswer::Finish(std::uint32_t prompt, const ChoiceEnd& end, std::string& out) {
   const std::uint32_t index = IndexOf(prompt, end.choice);
   Choice& choice = choices_[index];
-  choice.finish = FinishName(end.reason);
+  choice.finish = FinishName(end);
   choice.score = end.score;
   if (end.stop_string.has_value()) {
     choice.stop_reason.clear();
@@ -228,14 +283,40 @@ void OpenAiAnswer::End(std::string& out) {
   out += "data: [DONE]\n\n";
 }
 
+void OpenAiAnswer::AppendMessage(const Choice& choice, std::string& out) const {
+  out += R"(,"message":{"role":"assistant","content":)";
+  if (choice.text.empty() && !choice.tool_calls.empty()) {
+    out += "null";
+  } else {
+    out += '"' + choice.text + '"';
+  }
+  out += R"(,"refusal":null)";
+  if (!choice.reasoning.empty()) out += R"(,"reasoning_content":")" + choice.reasoning + '"';
+  if (!choice.tool_calls.empty()) {
+    out += R"(,"tool_calls":[)";
+    for (const ToolCallDelta& call : choice.tool_calls) {
+      out += call.index > 0 ? ",{" : "{";
+      AppendCall(call, out);
+      out += call.arguments;
+      out += R"("}})";
+    }
+    out.push_back(']');
+  }
+  out.push_back('}');
+}
+
 void OpenAiAnswer::AppendChoice(std::uint32_t index, std::string& out) {
   Choice& choice = choices_[index];
   out += R"({"index":)";
   AppendJsonInt(index, out);
-  out += header_.form.chat ? R"(,"message":{"role":"assistant","content":")" : R"(,"text":")";
-  AppendJsonEscaped(choice.echo, out);
-  out += choice.text;
-  out += header_.form.chat ? R"(","refusal":null})" : R"(")";
+  if (header_.form.chat) {
+    AppendMessage(choice, out);
+  } else {
+    out += R"(,"text":")";
+    AppendJsonEscaped(choice.echo, out);
+    out += choice.text;
+    out.push_back('"');
+  }
   AppendLogprobs(choice, out);
   AppendTokenIds(choice.tokens, index, out);
   AppendScore(choice.score, out);

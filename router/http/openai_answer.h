@@ -55,9 +55,12 @@ class OpenAiAnswer {
  private:
   struct Choice {
     explicit Choice(LogprobText logprobs) : logprobs(std::move(logprobs)) {}
-    std::string echo;             // to be written before the first output
-    bool prompt_sent = false;     // streaming: prompt_token_ids were written
-    std::string text;             // escaped; not streaming
+    std::string echo;          // to be written before the first output
+    bool prompt_sent = false;  // streaming: prompt_token_ids were written
+    // Not streaming; all but ids and names are escaped.
+    std::string text;
+    std::string reasoning;
+    std::vector<ToolCallDelta> tool_calls;
     std::vector<TokenId> tokens;  // not streaming
     std::uint32_t output_tokens = 0;
     LogprobText logprobs;
@@ -75,6 +78,8 @@ class OpenAiAnswer {
   void AppendTokenIds(const std::vector<TokenId>& tokens, std::uint32_t index, std::string& out);
   void AppendPromptIds(std::string& out) const;
   void AppendUsage(std::string& out) const;
+  void Collect(const Delta& delta, Choice& choice);
+  void AppendMessage(const Choice& choice, std::string& out) const;
   void AppendChoice(std::uint32_t index, std::string& out);
   void FlushEcho(std::uint32_t index, std::string& out);
 

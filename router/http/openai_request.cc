@@ -11,6 +11,7 @@
 #include "router/errors.h"
 #include "router/http/foreign_fields.h"
 #include "router/http/json_input.h"
+#include "router/http/openai_chat.h"
 #include "router/http/structured_output.h"
 
 namespace flotilla::router {
@@ -137,86 +138,8 @@ void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& a
   reader.Fail(CheckSizes(api, options.limits));
 
   reader.Ignored({"user", "metadata", "store", "service_tier", "safety_identifier",
-                  "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"});
+                  "prompt_cache_key", "prompt_cache_retention"});
   CheckForeignFields(reader);
-}
-
-// Which members of a message may be ignored, and where their names are recorded.
-struct Ignoring {
-  bool permissive = false;
-  std::vector<std::string>* names = nullptr;
-};
-
-// The text of a message's content: a string, or text parts one per line. `path` is the
-// message's.
-std::string Content(const Json* value, std::string_view path, Ignoring ignoring,
-                    ObjectReader& message) {
-  if (value != nullptr && value->is_string()) return value->get<std::string>();
-  if (value == nullptr || !value->is_array() || value->empty()) {
-    message.FailField("content", "must be a string or a list of text parts");
-    return {};
-  }
-  std::string text;
-  for (std::size_t i = 0; i < value->size(); ++i) {
-    const Json& part = (*value)[i];
-    if (!part.is_object()) {
-      message.FailField("content", "must hold objects");
-      return {};
-    }
-    ObjectReader reader(part, Cat(path, ".content[", i, "]."));
-    reader.UnsupportedUnless("type", {"text"});
-    const auto piece = reader.String("text");
-    if (!piece) reader.FailField("text", "is missing");
-    if (auto status = reader.Finish(ignoring.permissive, ignoring.names); !status.ok()) {
-      message.Fail(status);
-      return {};
-    }
-    if (i > 0) text += '\n';
-    text += *piece;
-  }
-  return text;
-}
-
-std::optional<ChatTurn> Message(const Json& value, std::size_t index, Ignoring ignoring,
-                                ObjectReader& body) {
-  const std::string path = Cat("messages[", index, "]");
-  if (!value.is_object()) {
-    body.FailField(path, "must be an object");
-    return std::nullopt;
-  }
-  ObjectReader reader(value, path + ".");
-  // Tool calls are checked before the content, which is null beside them, so that the error
-  // names the calls.
-  if (const Json* calls = reader.Value("tool_calls"); calls != nullptr && *calls != Json::array()) {
-    reader.Unsupported("tool_calls", "is not supported: there are no tools here");
-  }
-  reader.UnsupportedUnless("function_call", {});
-  ChatTurn turn;
-  turn.role = reader.String("role").value_or("");
-  // The answer of a tool: the Validator says that there are none.
-  if (turn.role == "tool" || turn.role == "function") reader.Ignored({"tool_call_id"});
-  turn.content = Content(reader.Value("content"), path, ignoring, reader);
-  reader.Ignored({"name"});
-  reader.UnsupportedUnless("refusal", {});
-  reader.UnsupportedUnless("audio", {});
-  if (auto status = reader.Finish(ignoring.permissive, ignoring.names); !status.ok()) {
-    body.Fail(status);
-    return std::nullopt;
-  }
-  return turn;
-}
-
-std::vector<ChatTurn> Messages(ObjectReader& reader, Ignoring ignoring) {
-  std::vector<ChatTurn> turns;
-  const Json* value = reader.Value("messages");
-  if (value == nullptr || !value->is_array()) {
-    reader.FailField("messages", value == nullptr ? "is missing" : "must be a list");
-    return turns;
-  }
-  for (std::size_t i = 0; i < value->size() && reader.ok(); ++i) {
-    if (auto turn = Message((*value)[i], i, ignoring, reader)) turns.push_back(*std::move(turn));
-  }
-  return turns;
 }
 
 // Parses a body whose list `messages` has a bound.
@@ -271,7 +194,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   ApiRequest api;
   ReadCommon(reader, options, api, form);
   ReadConstraint(body, reader, api.constraint);
-  api.prompt = Messages(reader, {options.permissive, &form.ignored});
+  api.prompt = ReadConversation(body, options, &form.ignored, reader);
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
     api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
@@ -286,8 +209,6 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   }
   if (form.logprobs) api.logprobs = top.value_or(0);
 
-  reader.UnsupportedUnless("tools", {Json::array()});
-  reader.UnsupportedUnless("tool_choice", {"none", "auto"});
   reader.UnsupportedUnless("functions", {Json::array()});
   reader.UnsupportedUnless("function_call", {"none", "auto"});
   reader.UnsupportedUnless("modalities", {Json::array({"text"})});
@@ -297,8 +218,6 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   reader.UnsupportedUnless("reasoning_effort", {"none"});
   reader.UnsupportedUnless("verbosity", {"medium"});
   reader.UnsupportedUnless("echo", {false});
-  reader.UnsupportedUnless("add_generation_prompt", {true});
-  reader.UnsupportedUnless("continue_final_message", {false});
   reader.UnsupportedUnless("add_special_tokens", {false});
   if (auto s = reader.Finish(options.permissive, &form.ignored); !s.ok()) return s;
   request.prompts.push_back(std::move(api));
@@ -322,6 +241,11 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseCompletion(std::string_view body,
   form.logprobs = api.logprobs.has_value();
   if (form.echo) api.prompt_logprobs = api.logprobs;
   reader.UnsupportedUnless("suffix", {""});
+  reader.UnsupportedUnless("chat_template_kwargs", {Json::object()});
+  reader.UnsupportedUnless("documents", {Json::array()});
+  reader.UnsupportedUnless("include_reasoning", {true});
+  reader.UnsupportedUnless("reasoning_format", {"none", "auto"});
+  reader.Ignored({"parallel_tool_calls"});
   ReadPrompts(reader, api, options, request.prompts);
   if (auto s = reader.Finish(options.permissive, &form.ignored); !s.ok()) return s;
   return request;
@@ -335,14 +259,17 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
   request.model = reader.String("model").value_or("");
   request.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
   request.parse_special = reader.Bool("parse_special").value_or(false);
-  request.add_generation_prompt = reader.Bool("add_generation_prompt").value_or(true);
   std::vector<std::string> ignored;
   auto prompt = reader.String("prompt");
   if (reader.Value("messages") != nullptr) {
     if (prompt) reader.FailField("messages", "and 'prompt' exclude each other");
-    request.input = Messages(reader, {options.permissive, &ignored});
+    request.input = ReadConversation(body, options, &ignored, reader);
   } else if (prompt) {
     request.input = *std::move(prompt);
+    // These are about conversations.
+    reader.Ignored({"add_generation_prompt", "continue_final_message", "tools", "tool_choice",
+                    "parallel_tool_calls", "documents", "chat_template_kwargs", "include_reasoning",
+                    "reasoning_format"});
   } else {
     reader.FailField("prompt", "is missing");
   }

@@ -260,9 +260,9 @@ def test_errors_say_what_is_wrong(server):
                     {"model": MODEL, "prompt": [18446744073709551615]})
     assert error["param"] == "prompt" and "18446744073709551615" in error["message"]
     call = {"role": "assistant", "content": None,
-            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]}
+            "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f"}}]}
     error = refused(server, "/v1/chat/completions", {"model": MODEL, "messages": HI + [call]})
-    assert error["param"] == "messages[1].tool_calls"
+    assert error["param"] == "messages[1].tool_calls[0].type"
     assert error["code"] == "unsupported_field"
     error = refused(server, "/v1/chat/completions",
                     {"model": MODEL, "messages": [{"role": "king", "content": "x"}]})
@@ -322,4 +322,5 @@ def test_permissive_servers_ignore_nested_fields_too(tmp_path):
             "messages[0].content[0].cache_control"}
         # The server does not ignore fields that it knows.
         message["tool_calls"] = [{"id": "1"}]
-        assert refused(server, "/v1/chat/completions", body)["param"] == "messages[0].tool_calls"
+        assert (refused(server, "/v1/chat/completions", body)["param"]
+                == "messages[0].tool_calls[0].function")

@@ -195,6 +195,10 @@ def padded(size):
     return path, text[:-1] + " " * (size - len(text)) + "}"
 
 
+def tool(name, **more):
+    return {"type": "function", "function": {"name": name} | more}
+
+
 COMPLETIONS = "/v1/completions"
 # Bodies that ask for exactly so much.
 PROBES = {
@@ -203,6 +207,12 @@ PROBES = {
     "prompts of one request": lambda n: body(COMPLETIONS, prompt=["x"] * n),
     # This is more than the model's context; a later check finds that.
     "messages": lambda n: body(CHAT, messages=[{"role": "user", "content": "x y z w"}] * n),
+    # The model's template does not show tools.
+    "`tools`": lambda n: body(CHAT, tool_choice="none", tools=[tool(f"f{i}") for i in range(n)]),
+    "text of `tools`, bytes": lambda n: body(CHAT, tool_choice="none", tools=[
+        tool("f", description="x" * (n - len(json.dumps([tool("f", description="")]))))]),
+    "text of `chat_template_kwargs`, bytes": lambda n: body(
+        CHAT, chat_template_kwargs={"a": "x" * (n - len(json.dumps({"a": ""})))}),
     "`stop` strings": lambda n: body(CHAT, stop=[f"no {i}" for i in range(n)]),
     "one `stop` string, bytes": lambda n: body(CHAT, stop="z" * n),
     "`stop_token_ids`": lambda n: body(CHAT, stop_token_ids=list(range(100, 100 + n))),

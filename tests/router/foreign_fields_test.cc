@@ -74,7 +74,6 @@ TEST(ForeignFields, SomeDependOnOthers) {
   EXPECT_EQ(ParseCompletion(body.dump(), {})->prompts.front().max_tokens, 5);
   body.erase("max_tokens");
   EXPECT_EQ(ParseCompletion(body.dump(), {})->prompts.front().max_tokens, std::nullopt);
-  EXPECT_EQ(Parse({{"reasoning_format", "auto"}}), absl::OkStatus());
   EXPECT_EQ(Parse({{"repeat_last_n", 64}}), absl::OkStatus());
   EXPECT_EQ(Parse({{"repeat_last_n", 64}, {"presence_penalty", 0.0}, {"repetition_penalty", 1}}),
             absl::OkStatus());

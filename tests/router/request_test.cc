@@ -107,7 +107,7 @@ TEST(Request, TheSmallerOfTwoTokenLimitsWins) {
   EXPECT_EQ(parsed->prompts[0].max_tokens, 7);
 }
 
-TEST(Request, JoinsTextPartsAndMapsTheDeveloperRole) {
+TEST(Request, JoinsTextParts) {
   auto parsed = ParseChatCompletion(
       R"({"model":"m","messages":[{"role":"developer","content":[{"type":"text","text":"a"},)"
       R"({"type":"text","text":"b"}],"name":"x"}]})",
@@ -115,8 +115,9 @@ TEST(Request, JoinsTextPartsAndMapsTheDeveloperRole) {
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   const auto valid = Validator({}).Validate(std::move(parsed->prompts[0]), kModel);
   ASSERT_TRUE(valid.ok()) << valid.status();
-  const auto& turns = std::get<std::vector<ChatTurn>>(valid->api().prompt);
-  EXPECT_EQ(turns[0].role, "system");
+  const auto& turns = std::get<Conversation>(valid->api().prompt).turns;
+  EXPECT_EQ(turns[0].role, "developer");
+  EXPECT_EQ(turns[0].name, "x");
   EXPECT_EQ(turns[0].content, "a\nb");
 }
 
@@ -181,7 +182,6 @@ TEST(Request, RefusesByName) {
       EXPECT_EQ(ErrorCode(status), r.code) << r.more << status;
     }
   }
-  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"tools":[{"type":"function"}])"))), "tools");
   EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"top_logprobs":2)"))), "top_logprobs");
   EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"logprobs":5)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"max_tokens":0)"))), "max_tokens");
@@ -285,7 +285,7 @@ TEST(Request, StopTokensAreTheRequestsAndTheModels) {
 
 TEST(Request, RefusesBadMessagesAndPrompts) {
   for (const char* messages :
-       {"[]", "5", "[5]", R"([{"role":"tool","content":"x"}])", R"([{"role":"user"}])",
+       {"[]", "5", "[5]", R"([{"role":"function","content":"x"}])", R"([{"role":"user"}])",
         R"([{"role":"user","content":5}])", R"([{"role":"user","content":[]}])",
         R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}])",
         R"([{"role":"user","content":"x","tool_calls":[1]}])",
@@ -300,23 +300,6 @@ TEST(Request, RefusesBadMessagesAndPrompts) {
     const auto status = CheckText(std::string(R"({"model":"m","prompt":)") + prompt + "}");
     EXPECT_EQ(ErrorField(status), "prompt") << prompt << status;
   }
-}
-
-TEST(Request, ToolCallsAreRefusedAsWhatTheyAre) {
-  const auto check = [](const std::string& turn) {
-    return CheckChat(R"({"model":"m","messages":[{"role":"user","content":"x"},)" + turn + "]}");
-  };
-  // The content is null here. The error must name the tool calls, not the content.
-  absl::Status status =
-      check(R"({"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function"}]})");
-  EXPECT_EQ(ErrorField(status), "messages[1].tool_calls");
-  EXPECT_EQ(ErrorCode(status), kUnsupportedField);
-  EXPECT_EQ(status.message(), "'messages[1].tool_calls' is not supported: there are no tools here");
-  status = check(R"({"role":"tool","tool_call_id":"1","content":"x"})");
-  EXPECT_EQ(ErrorField(status), "messages[1].role");
-  EXPECT_EQ(ErrorCode(status), kUnsupportedField);
-  EXPECT_EQ(ErrorField(check(R"({"role":"assistant","content":null})")), "messages[1].content");
-  EXPECT_EQ(check(R"({"role":"assistant","content":"x","tool_calls":[]})"), absl::OkStatus());
 }
 
 TEST(Request, ANumberThatIsNoTokenIdIsNamedAsItWasSent) {
@@ -363,7 +346,7 @@ TEST(Request, PermissiveIgnoresUnknownFieldsOnly) {
 
 TEST(Request, PermissiveIgnoresNestedFieldsToo) {
   const std::string body = R"({"model":"m","stream":true,"stream_options":{"more":1},"messages":[)"
-                           R"({"role":"assistant","content":"x","reasoning_content":"y"},)"
+                           R"({"role":"user","content":"x","reasoning_content":"y"},)"
                            R"({"role":"user","content":[{"type":"text","text":"x"},)"
                            R"({"type":"text","text":"x","cache_control":{"type":"ephemeral"}}]}]})";
   auto parsed = ParseChatCompletion(body, {.permissive = true});
@@ -454,6 +437,12 @@ TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
       R"({"model":"m","prompt":"héllo","add_special_tokens":false,"parse_special":true})",
       Text(R"(,"n":2,"best_of":3,"length_penalty":1,"early_stopping":false)"),
       Chat(R"(,"n":4,"use_beam_search":true,"length_penalty":0.5,"early_stopping":"never")"),
+      Chat(R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
+           R"("properties":{"a":{"type":"string"}}}}}],"tool_choice":"auto","documents":[{"a":1}],)"
+           R"("chat_template_kwargs":{"enable_thinking":false},"add_generation_prompt":true)"),
+      R"({"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1",)"
+      R"("type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},)"
+      R"({"role":"tool","tool_call_id":"1","content":"x"}]})",
       R"({"model":"m","tokens":[1,2,3]})"};
   const std::uint64_t rounds = std::getenv("FLOTILLA_LONG") != nullptr ? 100'000 : 5'000;
   const Validator validator{RequestLimits{}};

@@ -290,7 +290,7 @@ TEST_F(ServiceTest, AMessageLosesTheSpaceThatItGot) {
                       .chat_template = &*chat,
                       .metrics = &metrics_});
   Recorder message, completion;
-  const std::vector<ChatTurn> turns{{.role = "user", .content = "a"}};
+  const Conversation turns{.turns = {{.role = "user", .content = "a"}}};
   auto first = Start({.model = "chat", .prompt = turns}, &message);
   dispatcher_.RunUntil(message.done);
   auto second = Start({.model = "chat", .prompt = std::string("a")}, &completion);

@@ -121,10 +121,57 @@ TEST(GrpcCodec, ReadsAChat) {
   const auto call = FromProto(Parse(
       R"(chat { messages { role: "system" content: "s" } messages { role: "user" content: "u" } })"));
   ASSERT_TRUE(call.ok());
-  const auto& turns = std::get<std::vector<ChatTurn>>(call->prompt);
+  const auto& turns = std::get<Conversation>(call->prompt).turns;
   ASSERT_EQ(turns.size(), 2u);
   EXPECT_EQ(turns[0].role, "system");
   EXPECT_EQ(turns[1].content, "u");
+}
+
+TEST(GrpcCodec, ReadsToolsAndWhatTemplatesSee) {
+  const auto call = FromProto(Parse(R"(chat {
+      messages { role: "assistant" content: "c" name: "n" reasoning_content: "r"
+                 tool_calls { id: "1" name: "f" arguments: "{}" } }
+      messages { role: "tool" content: "5" tool_call_id: "1" }
+      tools { name: "f" description: "d" parameters: "{}" strict: true }
+      tool_choice: "function" tool_choice_name: "f" parallel_tool_calls: false
+      documents: "[]" chat_template_kwargs: "{}" continue_final_message: true
+      split_reasoning: false include_reasoning: false })"));
+  ASSERT_TRUE(call.ok());
+  const auto& chat = std::get<Conversation>(call->prompt);
+  ASSERT_EQ(chat.turns.size(), 2u);
+  EXPECT_EQ(chat.turns[0].name, "n");
+  EXPECT_EQ(chat.turns[0].reasoning_content, "r");
+  ASSERT_EQ(chat.turns[0].tool_calls.size(), 1u);
+  EXPECT_EQ(chat.turns[0].tool_calls[0].id, "1");
+  EXPECT_EQ(chat.turns[0].tool_calls[0].name, "f");
+  EXPECT_EQ(chat.turns[0].tool_calls[0].arguments, "{}");
+  EXPECT_EQ(chat.turns[1].tool_call_id, "1");
+  ASSERT_EQ(chat.tools.size(), 1u);
+  EXPECT_EQ(chat.tools[0].name, "f");
+  EXPECT_EQ(chat.tools[0].description, "d");
+  EXPECT_EQ(chat.tools[0].parameters, "{}");
+  EXPECT_TRUE(chat.tools[0].strict);
+  EXPECT_EQ(chat.tool_choice, ToolChoice::kNamed);
+  EXPECT_EQ(chat.chosen_tool, "f");
+  EXPECT_FALSE(chat.parallel_tool_calls);
+  EXPECT_EQ(chat.documents, "[]");
+  EXPECT_EQ(chat.template_kwargs, "{}");
+  EXPECT_TRUE(chat.continue_final_message);
+  EXPECT_FALSE(chat.add_generation_prompt);
+  EXPECT_FALSE(chat.split_reasoning);
+  EXPECT_FALSE(chat.include_reasoning);
+  const auto plain = FromProto(Parse(R"(chat { messages { role: "user" content: "u" } })"));
+  EXPECT_TRUE(std::get<Conversation>(plain->prompt).parallel_tool_calls);
+  EXPECT_TRUE(std::get<Conversation>(plain->prompt).add_generation_prompt);
+  EXPECT_EQ(ErrorField(FromProto(Parse(R"(chat { tool_choice: "all" })")).status()), "tool_choice");
+}
+
+TEST(GrpcCodec, CallsEndAChoice) {
+  v1::Finish finish;
+  ToProto(ChoiceEnd{.has_tool_calls = true}, &finish);
+  EXPECT_EQ(finish.reason(), v1::FINISH_REASON_TOOL_CALLS);
+  ToProto(ChoiceEnd{.reason = FinishReason::kLength, .has_tool_calls = true}, &finish);
+  EXPECT_EQ(finish.reason(), v1::FINISH_REASON_LENGTH);
 }
 
 TEST(GrpcCodec, RefusesShapesByName) {

@@ -137,13 +137,19 @@ std::vector<Case> ChatCases() {
                 name + R"(" content: "x" } })",
             field, field.empty() ? "" : "chat." + field};
   };
+  const auto more = [](const std::string& http, const std::string& proto,
+                       const std::string& field) -> Case {
+    return {std::string(R"("model":"tiny",)") + kHi + "," + http,
+            R"(model: "tiny" chat { messages { role: "user" content: "hi" } )" + proto + " }",
+            field, field.empty() ? "" : "chat." + field};
+  };
   return {
       role("system", ""),
       role("developer", ""),
       role("user", ""),
       role("assistant", ""),
       role("", "messages[1].role"),
-      role("tool", "messages[1].role"),
+      role("tool", ""),
       role("function", "messages[1].role"),
       role("User", "messages[1].role"),
       role("king", "messages[1].role"),
@@ -153,6 +159,21 @@ std::vector<Case> ChatCases() {
        R"(model: "tiny" chat {)" + Many(1025, R"(messages { role: "user" content: "x" })", " ") +
            "}",
        "messages", "chat.messages"},
+      more(R"("tools":[{"type":"function","function":{"name":"f"}}])", R"(tools { name: "f" })",
+           "tools"),
+      more(R"("tools":[{"type":"function","function":{"name":"f g"}}])", R"(tools { name: "f g" })",
+           "tools"),
+      more(R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none")",
+           R"(tools { name: "f" } tool_choice: "none")", ""),
+      more(R"("tool_choice":"required")", R"(tool_choice: "required")", "tool_choice"),
+      more(R"("documents":[5])", R"(documents: "[5]")", "documents"),
+      more(R"("documents":[{"a":5}])", R"(documents: "[{}]")", ""),
+      more(R"("chat_template_kwargs":{"tools":5})", R"(chat_template_kwargs: "{\"tools\":5}")",
+           "chat_template_kwargs"),
+      more(R"("chat_template_kwargs":{"a":5})", R"(chat_template_kwargs: "{\"a\":5}")", ""),
+      more(R"("continue_final_message":true,"add_generation_prompt":true)",
+           "continue_final_message: true add_generation_prompt: true", "continue_final_message"),
+      more(R"("continue_final_message":true)", "continue_final_message: true", ""),
       {kHi, kProtoHi, "model", "model"},
       {std::string(R"("model":"",)") + kHi, std::string(R"(model: "" )") + kProtoHi, "model",
        "model"},

@@ -35,6 +35,27 @@ TEST(Outbox, MergesDeltasOfAChoiceIntoOneMessage) {
   EXPECT_EQ(outbox.bytes(), 0u);
 }
 
+TEST(Outbox, MergesThePiecesOfACall) {
+  Outbox outbox = MakeOutbox();
+  outbox.Add(Delta{.reasoning = "so", .tool_calls = {{.index = 0, .id = "1", .name = "f"}}});
+  outbox.Add(Delta{.text = "t",
+                   .reasoning = "!",
+                   .tool_calls = {{.index = 0, .arguments = "{"},
+                                  {.index = 1, .id = "2", .name = "g", .arguments = "{}"}}});
+  outbox.Add(Delta{.tool_calls = {{.index = 1, .arguments = " "}}});
+  const v1::GenerateResponse message = outbox.Take();
+  ASSERT_EQ(message.deltas_size(), 1);
+  const v1::Delta& delta = message.deltas(0);
+  EXPECT_EQ(delta.text(), "t");
+  EXPECT_EQ(delta.reasoning(), "so!");
+  ASSERT_EQ(delta.tool_calls_size(), 2);
+  EXPECT_EQ(delta.tool_calls(0).id(), "1");
+  EXPECT_EQ(delta.tool_calls(0).name(), "f");
+  EXPECT_EQ(delta.tool_calls(0).arguments(), "{");
+  EXPECT_EQ(delta.tool_calls(1).index(), 1u);
+  EXPECT_EQ(delta.tool_calls(1).arguments(), "{} ");
+}
+
 TEST(Outbox, SendsOnlyWhatWasAskedFor) {
   Outbox outbox = MakeOutbox();
   outbox.Add(Delta{.text = "", .tokens = {Token(1)}});

@@ -141,6 +141,15 @@ const std::map<std::string, std::string>& OtherFields() {
       {"structured_outputs",
        "structured_outputs.regex structured_outputs.grammar structured_outputs.choice "
        "structured_outputs.structural_tag"},
+      {"tools", "chat.tools"},
+      {"tool_choice", "chat.tool_choice chat.tool_choice_name"},
+      {"parallel_tool_calls", "chat.parallel_tool_calls"},
+      {"documents", "chat.documents"},
+      {"chat_template_kwargs", "chat.chat_template_kwargs"},
+      {"add_generation_prompt", "chat.add_generation_prompt"},
+      {"continue_final_message", "chat.continue_final_message"},
+      {"include_reasoning", "chat.include_reasoning"},
+      {"reasoning_format", "chat.split_reasoning"},
   };
   return fields;
 }

@@ -1,0 +1,74 @@
+// ChatPrompt: renders conversations by a model's chat templates, and knows how that model writes
+// calls and thoughts. Immutable; any thread may call anything.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/types/ids.h"
+#include "model/text/text_piece.h"
+#include "router/conversation.h"
+#include "router/core/tools/output_parser.h"
+#include "router/ordered_json.h"
+
+namespace flotilla::model {
+class ChatTemplate;
+class Tokenizer;
+}  // namespace flotilla::model
+
+namespace flotilla::router {
+
+class ChatPrompt {
+ public:
+  struct Parts {
+    const model::Tokenizer* tokenizer = nullptr;
+    const model::ChatTemplate* chat_template = nullptr;  // null: the model cannot chat
+    const model::ChatTemplate* tool_template = nullptr;  // used where there are tools; may be null
+    // What templates get for the date; may be empty.
+    std::function<std::string(std::string_view format)> strftime_now;
+  };
+  // The parts outlive this object.
+  explicit ChatPrompt(Parts parts);
+
+  bool can_chat() const { return parts_.chat_template != nullptr; }
+
+  // INVALID_ARGUMENT, which names the field, if the model cannot do what the conversation asks
+  // for: it has no template, its template shows no tools or has no format of calls that is known,
+  // or a tool must be called.
+  absl::Status Check(const Conversation& conversation) const;
+
+  struct Rendered {
+    std::vector<model::TextPiece> pieces;
+    bool in_reasoning = false;  // the prompt ends with the begin of thoughts
+  };
+  // INVALID_ARGUMENT about messages if the template fails, and about continue_final_message if the
+  // prompt does not have the last message.
+  absl::StatusOr<Rendered> Render(const Conversation& conversation) const;
+
+  // The structural tag (router/core/tools/tool_constraint.h) that has the model call a tool; empty
+  // if the conversation leaves it the choice. `in_reasoning` is that of the prompt.
+  std::string ConstraintOf(const Conversation& conversation, bool in_reasoning) const;
+  // How the answer to such a conversation is taken apart. `begins_in_reasoning` is false.
+  OutputOptions OutputOf(const Conversation& conversation) const;
+  // Whether the token is a control token that is part of a marker that `output` looks for, so that
+  // its text is needed.
+  bool IsMarkerToken(TokenId token, const OutputOptions& output) const;
+
+ private:
+  const model::ChatTemplate& TemplateFor(const Conversation& conversation) const;
+  absl::StatusOr<std::vector<model::TextPiece>> RenderMessages(const Conversation& conversation,
+                                                               const OrderedJson& messages) const;
+  bool ShowsTools() const;
+
+  const Parts parts_;
+  const ToolFormat* tool_format_ = nullptr;
+  const ReasoningFormat* reasoning_ = nullptr;
+  bool shows_tools_ = false;
+  std::vector<TokenId> tool_markers_, reasoning_markers_;  // control tokens, sorted
+};
+
+}  // namespace flotilla::router

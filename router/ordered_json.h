@@ -1,0 +1,29 @@
+// JSON whose objects keep the order of their members, for templates: they write such objects into
+// prompts, where the order is part of what a model was trained on. Pure functions on hostile text.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+
+#include "nlohmann/json.hpp"
+
+namespace flotilla::router {
+
+using OrderedJson = nlohmann::ordered_json;
+
+// Looking for a member takes time in proportion to the object's size.
+inline constexpr std::size_t kMaxOrderedMembers = 512;
+inline constexpr int kMaxOrderedDepth = 64;
+// A value takes a hundred bytes of memory and may have two of text.
+inline constexpr std::size_t kMaxOrderedValues = 1 << 18;
+
+// Parses one JSON value. None: the text is no JSON, is nested more than kMaxOrderedDepth deep,
+// has an object with more than kMaxOrderedMembers members, or more than kMaxOrderedValues values.
+std::optional<OrderedJson> ParseOrderedJson(std::string_view text);
+
+// The text of the value of member `name` of an object, without the white space around it. `object`
+// is valid JSON. Empty: there is no such member, or it is null.
+std::string_view MemberText(std::string_view object, std::string_view name);
+
+}  // namespace flotilla::router

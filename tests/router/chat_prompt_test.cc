@@ -1,0 +1,199 @@
+// Prompts of conversations: what templates see, and what of a model its template tells.
+#include "router/chat_prompt.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "model/chat_template.h"
+#include "model/checkpoint.h"
+#include "model/text/tokenizer.h"
+#include "router/errors.h"
+#include "tests/support/test_model.h"
+#include "tests/support/tool_templates.h"
+
+namespace flotilla::router {
+namespace {
+
+const model::Tokenizer& TestTokenizer() {
+  static const model::Tokenizer* const tokenizer = [] {
+    const auto file = model::OpenCheckpoint(testing::ModelPath());
+    return new model::Tokenizer(
+        *model::Tokenizer::Create(testing::WithMarkers(*(*file)->ReadTokenizer())));
+  }();
+  return *tokenizer;
+}
+
+// A prompt's templates and what is made with them.
+class Prompt {
+ public:
+  explicit Prompt(const std::string& chat, const std::optional<std::string>& tools = {})
+      : chat_(*model::ChatTemplate::Compile(chat)) {
+    if (tools.has_value()) tools_.emplace(*model::ChatTemplate::Compile(*tools));
+    prompt_ = std::make_unique<ChatPrompt>(
+        ChatPrompt::Parts{&TestTokenizer(), &chat_, tools_ ? &*tools_ : nullptr,
+                          [](std::string_view format) { return "now " + std::string(format); }});
+  }
+  const ChatPrompt& operator*() const { return *prompt_; }
+  std::string operator()(const Conversation& conversation) const {
+    const auto rendered = prompt_->Render(conversation);
+    if (!rendered.ok()) return ErrorField(rendered.status());
+    std::string text;
+    for (const model::TextPiece& piece : rendered->pieces) text += piece.text;
+    return text;
+  }
+
+ private:
+  model::ChatTemplate chat_;
+  std::optional<model::ChatTemplate> tools_;
+  std::unique_ptr<ChatPrompt> prompt_;
+};
+
+Conversation Of(std::vector<ChatTurn> turns) { return {.turns = std::move(turns)}; }
+Conversation WithTool() {
+  Conversation chat = Of({{.role = "user", .content = "x"}});
+  chat.tools = {{.name = "f", .description = "d", .parameters = R"({"z":1,"a":{"y":2,"b":3}})"}};
+  return chat;
+}
+
+TEST(ChatPrompt, ToolsComeInTheirOrder) {
+  const Prompt prompt("{{ tools[0] | tojson }}");
+  EXPECT_EQ(prompt(WithTool()),
+            R"({"type": "function", "function": {"name": "f", "description": "d", "parameters": )"
+            R"({"z": 1, "a": {"y": 2, "b": 3}}}})");
+}
+
+TEST(ChatPrompt, WithoutAChoiceTheModelDoesNotSeeThem) {
+  const Prompt prompt("{{ 'tools' if tools else 'none' }}");
+  Conversation chat = WithTool();
+  EXPECT_EQ(prompt(chat), "tools");
+  chat.tool_choice = ToolChoice::kNone;
+  EXPECT_EQ(prompt(chat), "none");
+}
+
+TEST(ChatPrompt, MessagesKeepTheirMembers) {
+  const Prompt prompt("{% for m in messages %}{{ m | tojson }}\n{% endfor %}");
+  ChatTurn call{.role = "assistant", .content = "", .reasoning_content = "r"};
+  call.tool_calls = {{.id = "1", .name = "f", .arguments = R"({"z":1,"a":[2]})"},
+                     {.id = "2", .name = "g", .arguments = "no JSON"},
+                     {.id = "3", .name = "h", .arguments = ""}};
+  const Conversation chat =
+      Of({{.role = "developer", .content = "d"},
+          {.role = "user", .content = "x", .name = "n"},
+          call,
+          {.role = "tool", .content = "5", .name = "f", .tool_call_id = "1"}});
+  EXPECT_EQ(
+      prompt(chat),
+      R"({"role": "system", "content": "d"})"
+      "\n"
+      R"({"role": "user", "content": "x", "name": "n"})"
+      "\n"
+      R"({"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [)"
+      R"({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": [2]}}}, )"
+      R"({"id": "2", "type": "function", "function": {"name": "g", "arguments": "no JSON"}}, )"
+      R"({"id": "3", "type": "function", "function": {"name": "h", "arguments": {}}}]})"
+      "\n"
+      R"({"role": "tool", "content": "5", "name": "f", "tool_call_id": "1"})"
+      "\n");
+}
+
+TEST(ChatPrompt, TemplatesThatWantTextGetText) {
+  ChatTurn call{.role = "assistant", .content = ""};
+  call.tool_calls = {{.id = "1", .name = "f", .arguments = R"({"a":1})"}};
+  const Conversation chat = Of({{.role = "user", .content = "x"}, call});
+  const Prompt text("{{ 'call ' + messages[1]['tool_calls'][0]['function']['arguments'] }}");
+  EXPECT_EQ(text(chat), R"(call {"a":1})");
+  // DeepSeek's template looks for calls only where there is no content.
+  const Prompt null("{% if messages[1]['content'] is none %}calls{% endif %}");
+  EXPECT_EQ(null(chat), "calls");
+  const Prompt developer("{{ messages[0].role }} {# or developer #}");
+  EXPECT_EQ(developer(Of({{.role = "developer", .content = "d"}})), "developer ");
+}
+
+TEST(ChatPrompt, VariablesReachTheTemplate) {
+  const Prompt prompt(
+      "{{ documents[0].title }} {{ enable_thinking }} {{ add_generation_prompt }} "
+      "{{ bos_token }} {{ unk_token }} {{ strftime_now('%Y') }}");
+  Conversation chat = Of({{.role = "user", .content = "x"}});
+  chat.documents = R"([{"title":"t"}])";
+  chat.template_kwargs = R"({"enable_thinking":false})";
+  const std::string unknown(TestTokenizer().TokenBytes(TestTokenizer().unknown_id()));
+  EXPECT_EQ(prompt(chat), "t False True <|im_start|> " + unknown + " now %Y");
+}
+
+TEST(ChatPrompt, TheTemplateForToolsIsUsedForTools) {
+  const Prompt prompt("plain </think>", "{{ tools[0].function.name }} <tool_call></tool_call>");
+  Conversation chat = WithTool();
+  EXPECT_EQ(prompt(chat), "f <tool_call></tool_call>");
+  EXPECT_EQ((*prompt).Check(chat), absl::OkStatus());
+  EXPECT_EQ((*prompt).OutputOf(chat).tools->name, "hermes");
+  chat.tools.clear();
+  EXPECT_EQ(prompt(chat), "plain </think>");
+  EXPECT_EQ((*prompt).OutputOf(chat).tools, nullptr);
+  EXPECT_EQ((*prompt).OutputOf(chat).reasoning->name, "think");
+}
+
+TEST(ChatPrompt, SaysWhyThereAreNoTools) {
+  const auto check = [](const std::string& source) { return (*Prompt(source)).Check(WithTool()); };
+  absl::Status status = check("{{ messages[0].content }} <tool_call></tool_call>");
+  EXPECT_EQ(ErrorField(status), "tools");
+  EXPECT_EQ(ErrorCode(status), kUnsupportedField);
+  EXPECT_NE(status.message().find("does not show them"), absl::string_view::npos) << status;
+  status = check("{{ tools | tojson }}");
+  EXPECT_NE(status.message().find("no format of calls"), absl::string_view::npos) << status;
+  EXPECT_EQ(check(testing::kHermesTemplate), absl::OkStatus());
+  EXPECT_EQ((*Prompt("x")).Check(Of({{.role = "user", .content = "x"}})), absl::OkStatus());
+}
+
+TEST(ChatPrompt, ContinuesTheLastMessage) {
+  const Prompt prompt(
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+  Conversation chat = Of({{.role = "user", .content = "Say Paris is "},
+                          {.role = "assistant", .content = " Paris is "}});
+  chat.add_generation_prompt = false;
+  EXPECT_EQ(
+      prompt(chat),
+      "<|im_start|>user\nSay Paris is <|im_end|>\n<|im_start|>assistant\n Paris is <|im_end|>\n");
+  chat.continue_final_message = true;
+  EXPECT_EQ(prompt(chat),
+            "<|im_start|>user\nSay Paris is <|im_end|>\n<|im_start|>assistant\n Paris is ");
+  // White space that the template does not write is not there.
+  const Prompt trimmed("{{ messages[-1].content | trim }}<|im_end|>");
+  EXPECT_EQ(trimmed(chat), "Paris is");
+  const Prompt upper("{{ messages[-1].content | upper }}");
+  EXPECT_EQ(upper(chat), "continue_final_message");
+}
+
+TEST(ChatPrompt, SeesWhetherThoughtsHaveBegun) {
+  const Prompt prompt(
+      "{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
+      "{# </think> #}");
+  Conversation chat = Of({{.role = "user", .content = "<think>"}});
+  EXPECT_TRUE((*prompt).Render(chat)->in_reasoning);
+  chat.add_generation_prompt = false;  // the user wrote it
+  EXPECT_FALSE((*prompt).Render(chat)->in_reasoning);
+}
+
+TEST(ChatPrompt, KnowsTheTokensOfMarkers) {
+  const Prompt prompt(testing::kHermesTemplate);
+  const auto is_marker = [&](const char* text, const Conversation& chat) {
+    const TokenId token = TestTokenizer().FindSpecial(text);
+    EXPECT_GE(token, 0) << text;
+    return (*prompt).IsMarkerToken(token, (*prompt).OutputOf(chat));
+  };
+  Conversation chat = WithTool();
+  EXPECT_TRUE(is_marker("<tool_call>", chat));
+  EXPECT_TRUE(is_marker("</think>", chat));
+  EXPECT_FALSE(is_marker("<|im_end|>", chat));
+  chat.tool_choice = ToolChoice::kNone;
+  EXPECT_FALSE(is_marker("<tool_call>", chat));
+  chat.split_reasoning = false;
+  EXPECT_FALSE(is_marker("</think>", chat));
+}
+
+}  // namespace
+}  // namespace flotilla::router

@@ -1,0 +1,224 @@
+// Tools and thoughts over HTTP with real sockets: what the engine is asked, and what clients get of
+// an answer that calls tools.
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/router/http_fixture.h"
+#include "tests/support/tool_templates.h"
+
+namespace flotilla::router {
+namespace {
+
+const char kTools[] =
+    R"(,"tools":[{"type":"function","function":{"name":"add","description":"adds","parameters":)"
+    R"({"type":"object","properties":{"z":{"type":"integer"},"a":{"type":"integer"}}}}},)"
+    R"({"type":"function","function":{"name":"now"}}])";
+
+class ToolsTest : public HttpTest {
+ protected:
+  // Serves "q" beside "m": SmolLM2 with the markers of Qwen 3 as control tokens.
+  void SetUp() override {
+    const auto file = model::OpenCheckpoint(testing::ModelPath());
+    const TokenizerBundle bundle = testing::WithMarkers(*(*file)->ReadTokenizer());
+    tokenizer_ = std::make_unique<model::Tokenizer>(*model::Tokenizer::Create(bundle));
+    template_ = std::make_unique<model::ChatTemplate>(
+        *model::ChatTemplate::Compile(testing::kHermesTemplate));
+    Serve();
+    service_->AddModel({.id = "q",
+                        .end_tokens = text_.stop_tokens,
+                        .engine = engine_.get(),
+                        .tokenizer = tokenizer_.get(),
+                        .chat_template = template_.get()});
+  }
+  // The next answer; markers in it are tokens.
+  void Say(const std::string& text, bool end = true) {
+    std::vector<TokenId> tokens = *tokenizer_->Encode(text, {.parse_special = true});
+    if (end) tokens.push_back(text_.eos);
+    engine_->Script({.tokens = tokens});
+  }
+  HttpResponse Ask(const std::string& more,
+                   const std::string& messages = R"([{"role":"user","content":"hi"}])") {
+    return Post("/v1/chat/completions", R"({"model":"q","messages":)" + messages + more + "}");
+  }
+  std::string Prompt() const {
+    return tokenizer_->Decode(engine_->submitted().back().prompt, /*skip_special=*/false);
+  }
+
+  std::unique_ptr<model::Tokenizer> tokenizer_;
+  std::unique_ptr<model::ChatTemplate> template_;
+};
+
+const char kTwoCalls[] =
+    "<think>\nAdd, then look.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"add\", "
+    "\"arguments\": {\"z\": 1, \"a\": \"</think> é\"}}\n</tool_call>\n<tool_call>\n"
+    "{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+
+TEST_F(ToolsTest, AnAnswerHasItsCalls) {
+  Say(kTwoCalls);
+  const HttpResponse response = Ask(kTools);
+  ASSERT_EQ(response.status, 200) << response.body;
+  const json choice = response.json()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  const json& message = choice["message"];
+  EXPECT_EQ(message["content"], "Let me see.");
+  EXPECT_EQ(message["reasoning_content"], "Add, then look.");
+  ASSERT_EQ(message["tool_calls"].size(), 2u);
+  EXPECT_EQ(message["tool_calls"][0]["type"], "function");
+  EXPECT_EQ(message["tool_calls"][0]["function"],
+            json({{"name", "add"}, {"arguments", R"({"z": 1, "a": "</think> é"})"}}));
+  EXPECT_EQ(message["tool_calls"][1]["function"], json({{"name", "now"}, {"arguments", "{}"}}));
+  EXPECT_NE(message["tool_calls"][0]["id"], message["tool_calls"][1]["id"]);
+  // The template saw the tools with their members in the client's order.
+  EXPECT_NE(Prompt().find(R"({"type": "function", "function": {"name": "add", "description": )"
+                          R"("adds", "parameters": {"type": "object", "properties": {"z": )"),
+            std::string::npos)
+      << Prompt();
+}
+
+TEST_F(ToolsTest, AStreamHasThemInPieces) {
+  Say(kTwoCalls);
+  const HttpResponse response = Ask(std::string(kTools) + R"(,"stream":true,"logprobs":true)");
+  ASSERT_EQ(response.status, 200) << response.body;
+  std::string content, reasoning, finish;
+  std::map<std::size_t, json> calls;
+  std::size_t pieces = 0, logprobs = 0;
+  const auto events = response.events();
+  for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+    const json choice = json::parse(events[i])["choices"][0];
+    const json& delta = choice["delta"];
+    content += delta.value("content", "");
+    reasoning += delta.value("reasoning_content", "");
+    if (!choice["finish_reason"].is_null()) finish = choice["finish_reason"];
+    if (!choice["logprobs"].is_null()) logprobs += choice["logprobs"]["content"].size();
+    if (!delta.contains("tool_calls")) continue;
+    ASSERT_EQ(delta["tool_calls"].size(), 1u);
+    const json& call = delta["tool_calls"][0];
+    const std::size_t index = call["index"];
+    if (!calls.contains(index)) {  // the first piece has all but the arguments
+      EXPECT_EQ(call["type"], "function");
+      EXPECT_TRUE(call["id"].get<std::string>().starts_with("call_"));
+      EXPECT_EQ(call["function"]["arguments"], "");
+      calls[index] = call["function"];
+      continue;
+    }
+    EXPECT_EQ(call.size(), 2u);
+    EXPECT_EQ(call["function"].size(), 1u);
+    calls[index]["arguments"] = calls[index]["arguments"].get<std::string>() +
+                                call["function"]["arguments"].get<std::string>();
+    ++pieces;
+  }
+  EXPECT_EQ(content, "Let me see.");
+  EXPECT_EQ(reasoning, "Add, then look.");
+  EXPECT_EQ(finish, "tool_calls");
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_EQ(calls[0], json({{"name", "add"}, {"arguments", R"({"z": 1, "a": "</think> é"})"}}));
+  EXPECT_EQ(calls[1], json({{"name", "now"}, {"arguments", "{}"}}));
+  EXPECT_GT(pieces, 2u);
+  EXPECT_EQ(logprobs, tokenizer_->Encode(kTwoCalls, {.parse_special = true})->size() + 1);
+}
+
+TEST_F(ToolsTest, CallsComeBackIntoThePrompt) {
+  Say("It is 3.");
+  const HttpResponse response =
+      Ask(kTools, R"([{"role":"user","content":"1+2?"},{"role":"assistant","content":null,)"
+                  R"("tool_calls":[{"id":"call_1","type":"function","function":)"
+                  R"({"name":"add","arguments":"{\"z\": 1, \"a\": 2}"}}]},)"
+                  R"({"role":"tool","tool_call_id":"call_1","content":"3"}])");
+  ASSERT_EQ(response.status, 200) << response.body;
+  EXPECT_EQ(response.json()["choices"][0]["message"]["content"], "It is 3.");
+  EXPECT_EQ(response.json()["choices"][0]["finish_reason"], "stop");
+  EXPECT_FALSE(response.json()["choices"][0]["message"].contains("tool_calls"));
+  EXPECT_NE(Prompt().find("<tool_call>\n{\"name\": \"add\", \"arguments\": {\"z\": 1, \"a\": 2}}\n"
+                          "</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>\n"),
+            std::string::npos)
+      << Prompt();
+}
+
+TEST_F(ToolsTest, OneCallEndsTheAnswer) {
+  for (const char* stream : {"", R"(,"stream":true)"}) {
+    Say(kTwoCalls);
+    const HttpResponse response =
+        Ask(std::string(kTools) + R"(,"parallel_tool_calls":false)" + stream);
+    ASSERT_EQ(response.status, 200) << response.body;
+    EXPECT_NE(response.body.find("\"tool_calls\""), std::string::npos);
+    EXPECT_EQ(response.body.find("\"now\""), std::string::npos) << response.body;
+    EXPECT_NE(response.body.find(R"("finish_reason":"tool_calls")"), std::string::npos);
+  }
+}
+
+TEST_F(ToolsTest, AnAnswerThatIsCutOffHasWhatThereIs) {
+  Say("<tool_call>\n{\"name\": \"add\", \"arguments\": {\"z\": 1, \"a\": 2", /*end=*/false);
+  engine_->Script({});
+  const std::string text = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"z\": 1";
+  const std::size_t tokens = tokenizer_->Encode(text, {.parse_special = true})->size();
+  const HttpResponse response =
+      Ask(std::string(kTools) + ",\"max_tokens\":" + std::to_string(tokens));
+  ASSERT_EQ(response.status, 200) << response.body;
+  const json choice = response.json()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"z\": 1");
+  EXPECT_TRUE(choice["message"]["content"].is_null());
+}
+
+TEST_F(ToolsTest, WithoutToolsCallsAreText) {
+  Say(kTwoCalls);
+  const json none = Ask(std::string(kTools) + R"(,"tool_choice":"none")").json()["choices"][0];
+  EXPECT_EQ(none["finish_reason"], "stop");
+  EXPECT_FALSE(none["message"].contains("tool_calls"));
+  EXPECT_EQ(Prompt().find("\"add\""), std::string::npos);
+  // Control tokens have no text, as ever.
+  EXPECT_TRUE(none["message"]["content"].get<std::string>().starts_with(
+      "Let me see.\n\n{\"name\": \"add\""))
+      << none;
+}
+
+TEST_F(ToolsTest, ThoughtsAreToldApart) {
+  Say("Hmm.\n</think>\n\nParis.");
+  json message =
+      Ask(R"(,"chat_template_kwargs":{"enable_thinking":true})").json()["choices"][0]["message"];
+  EXPECT_EQ(message["content"], "Paris.");
+  EXPECT_EQ(message["reasoning_content"], "Hmm.");
+  EXPECT_TRUE(Prompt().ends_with("<think>\n")) << Prompt();
+  Say("<think>Hmm.</think>Paris.");
+  message = Ask(R"(,"include_reasoning":false)").json()["choices"][0]["message"];
+  EXPECT_EQ(message["content"], "Paris.");
+  EXPECT_FALSE(message.contains("reasoning_content"));
+  Say("<think>Hmm.</think>Paris.");
+  message = Ask(R"(,"reasoning_format":"none","skip_special_tokens":false)")
+                .json()["choices"][0]["message"];
+  EXPECT_EQ(message["content"], "<think>Hmm.</think>Paris.");
+  EXPECT_FALSE(message.contains("reasoning_content"));
+  Say("<think>Hmm. stop it</think>");
+  message = Ask(R"(,"stop":"stop")").json()["choices"][0]["message"];
+  EXPECT_EQ(message["content"], "");
+  EXPECT_EQ(message["reasoning_content"], "Hmm.");
+}
+
+TEST_F(ToolsTest, RefusalsNameTheField) {
+  json error = Chat(kTools).json()["error"];  // SmolLM2's own template
+  EXPECT_EQ(error["param"], "tools");
+  EXPECT_EQ(error["code"], "unsupported_field");
+  for (const char* choice : {R"("required")", R"({"type":"function","function":{"name":"add"}})"}) {
+    error = Ask(std::string(kTools) + ",\"tool_choice\":" + choice).json()["error"];
+    EXPECT_EQ(error["param"], "tool_choice");
+    EXPECT_EQ(error["code"], "unsupported_field");
+  }
+}
+
+TEST_F(ToolsTest, TokenizeSeesThem) {
+  const auto count = [&](const std::string& more) {
+    return Post("/tokenize",
+                R"({"model":"q","messages":[{"role":"user","content":"hi"}])" + more + "}")
+        .json()
+        .value("count", 0);
+  };
+  EXPECT_GT(count(kTools), count("") + 20);
+  EXPECT_GT(count(""), count(R"(,"add_generation_prompt":false)"));
+  EXPECT_GT(count(R"(,"add_generation_prompt":false)"), count(R"(,"continue_final_message":true)"));
+}
+
+}  // namespace
+}  // namespace flotilla::router
