@@ -165,6 +165,18 @@ def test_bad_fields_are_refused_by_name(client, extra, param):
     assert param in (error.value.param or "") or param in error.value.message
 
 
+def test_the_last_message_can_be_continued(client):
+    begun = FRANCE + [{"role": "assistant", "content": PARIS[:21]}]
+    answer = client.chat.completions.create(**GREEDY | {"messages": begun},
+                                            extra_body={"continue_final_message": True})
+    assert begun[-1]["content"] + answer.choices[0].message.content == PARIS
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(
+            **GREEDY | {"messages": begun},
+            extra_body={"continue_final_message": True, "add_generation_prompt": True})
+    assert error.value.param == "continue_final_message"
+
+
 def test_fields_that_do_not_matter_are_accepted(client):
     answer = client.chat.completions.create(
         **GREEDY, user="u", metadata={"a": "b"}, store=False, service_tier="auto",

@@ -37,6 +37,16 @@ std::vector<std::string> Seeds() {
     message->set_role(role);
     message->set_content("hello");
   }
+  v1::GenerateRequest tools = chat;
+  auto* call = tools.mutable_chat()->mutable_messages(2)->add_tool_calls();
+  call->set_name("f");
+  call->set_arguments("{\"a\":1}");
+  auto* tool = tools.mutable_chat()->add_tools();
+  tool->set_name("f");
+  tool->set_parameters("{\"type\":\"object\"}");
+  tools.mutable_chat()->set_tool_choice("auto");
+  tools.mutable_chat()->set_documents("[{\"a\":[1,{}]}]");
+  tools.mutable_chat()->set_chat_template_kwargs("{\"a\":1}");
   v1::GenerateRequest sampled = text;
   sampled.set_n(2);
   sampled.set_best_of(4);
@@ -46,8 +56,8 @@ std::vector<std::string> Seeds() {
   beams.set_n(3);
   beams.mutable_beam_search()->set_length_penalty(0.5f);
   beams.mutable_beam_search()->set_early_stopping(v1::BeamSearch::EARLY_STOPPING_NEVER);
-  return {text.SerializeAsString(), tokens.SerializeAsString(), chat.SerializeAsString(),
-          sampled.SerializeAsString(), beams.SerializeAsString()};
+  return {text.SerializeAsString(),  tokens.SerializeAsString(),  chat.SerializeAsString(),
+          tools.SerializeAsString(), sampled.SerializeAsString(), beams.SerializeAsString()};
 }
 
 std::string Mutate(std::string bytes, std::mt19937_64& random) {
