@@ -8,6 +8,7 @@
 #include "common/types/text.h"
 #include "model/chat_template.h"
 #include "model/text/tokenizer.h"
+#include "router/core/constraint/constraints.h"
 #include "router/core/tools/tool_constraint.h"
 #include "router/errors.h"
 
@@ -17,7 +18,7 @@ namespace {
 using Pieces = std::vector<model::TextPiece>;
 
 // The text is that of a valid request, so it parses.
-OrderedJson Parsed(std::string_view text) { return ParseOrderedJson(text).value_or(OrderedJson()); }
+OrderedJson Parsed(std::string_view text) { return ParseTemplateJson(text).value_or(OrderedJson()); }
 
 OrderedJson ToolsJson(const std::vector<Tool>& tools) {
   OrderedJson list = OrderedJson::array();
@@ -31,21 +32,12 @@ OrderedJson ToolsJson(const std::vector<Tool>& tools) {
   return list;
 }
 
-// Nothing enforces ConstraintOf yet, so a call cannot be promised.
-absl::Status CheckConstraint(const Conversation& conversation) {
-  if (!conversation.must_call()) return absl::OkStatus();
-  return WithField(absl::InvalidArgumentError(
-                       "tool_choice that makes the model call a tool is not supported yet; use "
-                       "'auto' or 'none'"),
-                   "tool_choice", kUnsupportedField);
-}
-
 // Templates differ in what they do with the arguments of earlier calls: most write an object as
 // JSON, some take a text as it is.
 OrderedJson Arguments(const std::string& text, bool as_object) {
   if (!as_object) return text;
   if (text.empty()) return OrderedJson::object();
-  std::optional<OrderedJson> value = ParseOrderedJson(text);
+  std::optional<OrderedJson> value = ParseTemplateJson(text);
   if (!value.has_value() || !value->is_object()) return text;
   return *std::move(value);
 }
@@ -164,21 +156,27 @@ absl::Status ChatPrompt::Check(const Conversation& conversation) const {
   if (tool_format_ == nullptr) {
     return unsupported("its chat template has no format of calls that is known here");
   }
-  return CheckConstraint(conversation);
+  return ConstraintOf(conversation, /*in_reasoning=*/false).status();
 }
 
-std::string ChatPrompt::ConstraintOf(const Conversation& conversation, bool in_reasoning) const {
-  if (!conversation.must_call()) return {};
+absl::StatusOr<Constraint> ChatPrompt::ConstraintOf(const Conversation& conversation,
+                                                    bool in_reasoning) const {
+  if (!conversation.must_call()) return Constraint();
   const bool named = conversation.tool_choice == ToolChoice::kNamed;
   std::vector<CallableTool> tools;
   for (const Tool& tool : conversation.tools) {
     if (named && tool.name != conversation.chosen_tool) continue;
     tools.push_back({tool.name, tool.parameters});
   }
-  return ToolConstraint(*tool_format_, tools,
-                        {.several = conversation.parallel_tool_calls && !named,
-                         .reasoning = reasoning_,
-                         .begins_in_reasoning = in_reasoning});
+  absl::StatusOr<Constraint> constraint = StructuralTagConstraintFromText(
+      ToolConstraint(*tool_format_, tools,
+                     {.several = conversation.parallel_tool_calls && !named,
+                      .reasoning = reasoning_,
+                      .begins_in_reasoning = in_reasoning}));
+  if (constraint.ok()) return constraint;
+  return WithField(InvalidArgument("tool_choice: no call of these tools can be enforced: ",
+                                   std::string(constraint.status().message())),
+                   "tools", kUnsupportedField);
 }
 
 OutputOptions ChatPrompt::OutputOf(const Conversation& conversation) const {

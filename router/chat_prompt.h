@@ -9,11 +9,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/types/constraint.h"
 #include "common/types/ids.h"
 #include "model/text/text_piece.h"
 #include "router/conversation.h"
 #include "router/core/tools/output_parser.h"
-#include "router/ordered_json.h"
+#include "router/template_json.h"
 
 namespace flotilla::model {
 class ChatTemplate;
@@ -38,7 +39,7 @@ class ChatPrompt {
 
   // INVALID_ARGUMENT, which names the field, if the model cannot do what the conversation asks
   // for: it has no template, its template shows no tools or has no format of calls that is known,
-  // or a tool must be called.
+  // or a tool must be called whose parameters no grammar can enforce.
   absl::Status Check(const Conversation& conversation) const;
 
   struct Rendered {
@@ -49,9 +50,11 @@ class ChatPrompt {
   // prompt does not have the last message.
   absl::StatusOr<Rendered> Render(const Conversation& conversation) const;
 
-  // The structural tag (router/core/tools/tool_constraint.h) that has the model call a tool; empty
-  // if the conversation leaves it the choice. `in_reasoning` is that of the prompt.
-  std::string ConstraintOf(const Conversation& conversation, bool in_reasoning) const;
+  // What has the model call a tool (router/core/tools/tool_constraint.h); none if the conversation
+  // leaves it the choice. `in_reasoning` is that of the prompt. INVALID_ARGUMENT about tools: the
+  // parameters of a tool are no schema that a grammar can enforce.
+  absl::StatusOr<Constraint> ConstraintOf(const Conversation& conversation,
+                                          bool in_reasoning) const;
   // How the answer to such a conversation is taken apart. `begins_in_reasoning` is false.
   OutputOptions OutputOf(const Conversation& conversation) const;
   // Whether the token is a control token that is part of a marker that `output` looks for, so that

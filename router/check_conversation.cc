@@ -8,7 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "common/types/text.h"
 #include "router/errors.h"
-#include "router/ordered_json.h"
+#include "router/template_json.h"
 #include "router/utf8.h"
 
 namespace flotilla::router {
@@ -116,11 +116,11 @@ absl::Status CheckTools(const Conversation& conversation, const RequestLimits& l
       return InvalidField("tools", Cat("tools[", i, "].description is not valid UTF-8"));
     }
     if (tool.parameters.empty()) continue;
-    const auto parameters = ParseOrderedJson(tool.parameters);
+    const auto parameters = ParseTemplateJson(tool.parameters);
     if (!parameters.has_value() || !parameters->is_object()) {
       return InvalidField("tools", Cat("tools[", i, "].parameters must be a JSON object, nested ",
-                                       kMaxOrderedDepth, " deep at most, whose objects have ",
-                                       kMaxOrderedMembers, " members at most"));
+                                       kMaxTemplateDepth, " deep at most, whose objects have ",
+                                       kMaxTemplateMembers, " members at most"));
     }
   }
   return absl::OkStatus();
@@ -147,7 +147,7 @@ absl::Status CheckDocuments(std::string_view text, const RequestLimits& limits) 
     return InvalidField("documents", Cat("documents is ", text.size(), " bytes long; at most ",
                                          limits.max_prompt_bytes, " are allowed"));
   }
-  const auto documents = ParseOrderedJson(text);
+  const auto documents = ParseTemplateJson(text);
   const bool objects = documents.has_value() && documents->is_array() &&
                        std::all_of(documents->begin(), documents->end(),
                                    [](const OrderedJson& d) { return d.is_object(); });
@@ -166,7 +166,7 @@ absl::Status CheckKwargs(std::string_view text, const RequestLimits& limits) {
     return InvalidField(kField, Cat(kField, " is ", text.size(), " bytes long; at most ",
                                     limits.max_kwargs_bytes, " are allowed"));
   }
-  const auto kwargs = ParseOrderedJson(text);
+  const auto kwargs = ParseTemplateJson(text);
   if (!kwargs.has_value() || !kwargs->is_object()) {
     return InvalidField(kField, Cat(kField, " must be an object"));
   }

@@ -261,7 +261,12 @@ absl::Status CheckAllowed(const ApiRequest& api, const ModelLimits& model) {
 
 // A constraint ends the answer itself, so what else may end it or keep it going is refused.
 absl::Status CheckConstraint(const ApiRequest& api, const ModelLimits& model) {
-  if (!api.constraint) return absl::OkStatus();
+  const auto* conversation = std::get_if<Conversation>(&api.prompt);
+  const bool must_call = conversation != nullptr && conversation->must_call();
+  if (api.constraint && conversation != nullptr && conversation->offers_tools()) {
+    return Unsupported("tools", "tools are not supported with structured output");
+  }
+  if (!api.constraint && !must_call) return absl::OkStatus();
   const bool other_stops = std::any_of(
       api.stop_token_ids.begin(), api.stop_token_ids.end(), [&model](std::int64_t token) {
         return std::find(model.end_tokens.begin(), model.end_tokens.end(), token) ==
@@ -276,7 +281,9 @@ absl::Status CheckConstraint(const ApiRequest& api, const ModelLimits& model) {
   };
   for (const auto& [field, is_used] : used) {
     if (is_used) {
-      return Unsupported(field, Cat(field, " is not supported with structured output"));
+      return Unsupported(field, Cat(field, " is not supported with ",
+                                    must_call ? "a tool_choice that makes the model call a tool"
+                                              : "structured output"));
     }
   }
   return absl::OkStatus();

@@ -99,19 +99,26 @@ class Encoder {
     return encoded;
   }
 
-  // The tokens of a prompt, and whether it ends with the begin of thoughts.
+  // The tokens of a prompt, whether it ends with the begin of thoughts, and what has the model call
+  // a tool.
   struct Prompt {
     std::vector<TokenId> tokens;
     bool in_reasoning = false;
+    Constraint constraint = {};
   };
   absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options) const {
     if (const auto* text = std::get_if<std::string>(&input)) {
       return Blame("prompt", tokenizer_->Encode(*text, options), options);
     }
-    const auto rendered = chat_prompt_.Render(std::get<Conversation>(input));
+    const auto& conversation = std::get<Conversation>(input);
+    const auto rendered = chat_prompt_.Render(conversation);
     if (!rendered.ok()) return rendered.status();
-    return Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options,
-                 rendered->in_reasoning);
+    auto constraint = chat_prompt_.ConstraintOf(conversation, rendered->in_reasoning);
+    if (!constraint.ok()) return constraint.status();
+    auto prompt = Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options,
+                        rendered->in_reasoning);
+    if (prompt.ok()) prompt->constraint = *std::move(constraint);
+    return prompt;
   }
 
  private:
@@ -471,6 +478,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
           if (!prompt.ok()) return prompt.status();
           encoded.prompt = std::move(prompt->tokens);
           encoded.in_reasoning = prompt->in_reasoning;
+          encoded.constraint = std::move(prompt->constraint);
           return std::move(encoded);
         }));
       },

@@ -6,7 +6,7 @@
 
 #include "common/types/text.h"
 #include "router/check_conversation.h"
-#include "router/ordered_json.h"
+#include "router/template_json.h"
 
 namespace flotilla::router {
 namespace {
@@ -142,9 +142,9 @@ std::vector<Tool> Tools(const Json& list, std::string_view text, Ignoring ignori
                         ObjectReader& body) {
   std::vector<Tool> tools;
   if (!list.is_array()) body.FailField("tools", "must be a list");
-  const auto ordered = ParseOrderedJson(text);
+  const auto ordered = ParseTemplateJson(text);
   if (!ordered.has_value()) {
-    body.FailField("tools", Cat("has an object with more than ", kMaxOrderedMembers, " members"));
+    body.FailField("tools", Cat("has an object with more than ", kMaxTemplateMembers, " members"));
   }
   for (std::size_t i = 0; body.ok() && i < list.size(); ++i) {
     const std::string path = Cat("tools[", i, "]");

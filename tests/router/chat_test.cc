@@ -8,7 +8,7 @@
 #include "router/errors.h"
 #include "router/generate_request.h"
 #include "router/http/openai_request.h"
-#include "router/ordered_json.h"
+#include "router/template_json.h"
 
 namespace flotilla::router {
 namespace {
@@ -190,26 +190,26 @@ TEST(Chat, LimitsHoldAtTheirEdge) {
     }
     return Read(Tools(Function("\"name\":\"f\",\"parameters\":{" + members + "}"))).status();
   };
-  EXPECT_EQ(properties(kMaxOrderedMembers), absl::OkStatus());
-  EXPECT_EQ(ErrorField(properties(kMaxOrderedMembers + 1)), "tools");
+  EXPECT_EQ(properties(kMaxTemplateMembers), absl::OkStatus());
+  EXPECT_EQ(ErrorField(properties(kMaxTemplateMembers + 1)), "tools");
 }
 
 TEST(OrderedJson, KeepsTheOrderAndTheBounds) {
-  const auto value = ParseOrderedJson(R"({"z":1,"a":{"y":[],"b":"}"}})");
+  const auto value = ParseTemplateJson(R"({"z":1,"a":{"y":[],"b":"}"}})");
   ASSERT_TRUE(value.has_value());
   EXPECT_EQ(value->dump(), R"({"z":1,"a":{"y":[],"b":"}"}})");
   for (const char* wrong : {"", "{", "{]", "nul", "\"a", "[1,]", "{\"a\":1}x", "\xff"}) {
-    EXPECT_FALSE(ParseOrderedJson(wrong).has_value()) << wrong;
+    EXPECT_FALSE(ParseTemplateJson(wrong).has_value()) << wrong;
   }
   const auto nested = [](std::size_t depth) {
-    return ParseOrderedJson(std::string(depth, '[') + std::string(depth, ']'));
+    return ParseTemplateJson(std::string(depth, '[') + std::string(depth, ']'));
   };
-  EXPECT_TRUE(nested(kMaxOrderedDepth).has_value());
-  EXPECT_FALSE(nested(kMaxOrderedDepth + 1).has_value());
+  EXPECT_TRUE(nested(kMaxTemplateDepth).has_value());
+  EXPECT_FALSE(nested(kMaxTemplateDepth + 1).has_value());
   std::string many = "[0";
-  for (std::size_t i = 0; i + 3 < kMaxOrderedValues; ++i) many += ",0";
-  EXPECT_TRUE(ParseOrderedJson(many + ",0]").has_value());
-  EXPECT_FALSE(ParseOrderedJson(many + ",0,0]").has_value());
+  for (std::size_t i = 0; i + 3 < kMaxTemplateValues; ++i) many += ",0";
+  EXPECT_TRUE(ParseTemplateJson(many + ",0]").has_value());
+  EXPECT_FALSE(ParseTemplateJson(many + ",0,0]").has_value());
 }
 
 TEST(OrderedJson, FindsTheTextOfAMember) {

@@ -1,4 +1,4 @@
-#include "router/ordered_json.h"
+#include "router/template_json.h"
 
 #include <algorithm>
 #include <string>
@@ -28,7 +28,7 @@ bool IsInBounds(std::string_view text) {
         continue;
       case '{':
       case '[':
-        if (colons.size() == kMaxOrderedDepth) return false;
+        if (colons.size() == kMaxTemplateDepth) return false;
         colons.push_back(0);
         ++values;
         break;
@@ -37,7 +37,7 @@ bool IsInBounds(std::string_view text) {
         if (!colons.empty()) colons.pop_back();
         break;
       case ':':
-        if (!colons.empty() && ++colons.back() > kMaxOrderedMembers) return false;
+        if (!colons.empty() && ++colons.back() > kMaxTemplateMembers) return false;
         break;
       case ',':
         ++values;
@@ -47,12 +47,12 @@ bool IsInBounds(std::string_view text) {
     }
     ++at;
   }
-  return values <= kMaxOrderedValues;
+  return values <= kMaxTemplateValues;
 }
 
 }  // namespace
 
-std::optional<OrderedJson> ParseOrderedJson(std::string_view text) {
+std::optional<OrderedJson> ParseTemplateJson(std::string_view text) {
   if (!IsInBounds(text)) return std::nullopt;
   OrderedJson value = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (value.is_discarded()) return std::nullopt;

@@ -14,14 +14,14 @@ using OrderedJson = nlohmann::ordered_json;
 
 // Looking for a member takes time in proportion to the object's size. 1 MiB of objects of this size
 // takes some 0.1 s.
-inline constexpr std::size_t kMaxOrderedMembers = 256;
-inline constexpr int kMaxOrderedDepth = 64;
+inline constexpr std::size_t kMaxTemplateMembers = 256;
+inline constexpr int kMaxTemplateDepth = 64;
 // A value takes a hundred bytes of memory and may have two of text.
-inline constexpr std::size_t kMaxOrderedValues = 1 << 18;
+inline constexpr std::size_t kMaxTemplateValues = 1 << 18;
 
-// Parses one JSON value. None: the text is no JSON, is nested more than kMaxOrderedDepth deep,
-// has an object with more than kMaxOrderedMembers members, or more than kMaxOrderedValues values.
-std::optional<OrderedJson> ParseOrderedJson(std::string_view text);
+// Parses one JSON value. None: the text is no JSON, is nested more than kMaxTemplateDepth deep,
+// has an object with more than kMaxTemplateMembers members, or more than kMaxTemplateValues values.
+std::optional<OrderedJson> ParseTemplateJson(std::string_view text);
 
 // The text of the value of member `name` of an object, without the white space around it. `object`
 // is valid JSON. Empty: there is no such member, or it is null.
