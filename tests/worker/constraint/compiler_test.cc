@@ -92,8 +92,12 @@ TEST_F(CompilerTest, RefusesConstraintsThatTakeTooMuchMemory) {
   options.limits.memory_bytes = 24u << 20;
   Start(options);
   const absl::Status status = Compile(LargeConstraint()).status();
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  EXPECT_TRUE(absl::IsAborted(status)) << status;  // a sanitizer's allocator ends the process
+#else
   EXPECT_EQ(status, absl::ResourceExhaustedError(
                         "The grammar is refused: it takes too much memory to compile"));
+#endif
   EXPECT_TRUE(Compile(Regex("a+")).ok());
 }
 
