@@ -77,7 +77,7 @@ absl::StatusOr<Constraint> RegexConstraint(std::string_view pattern) {
   const absl::StatusOr<RegexNode> node = ParseRegex(pattern, RegexUse::kAnswer);
   if (!node.ok()) return InvalidArgument("the regex ", std::string(node.status().message()));
   if (node->is_empty_text()) return InvalidArgument("the regex matches only the empty text");
-  return Bounded(Constraint::Kind::kRegex, WriteRegex(*node), "regex");
+  return Bounded(Constraint::Kind::kRegex, WriteGrammarRegex(*node), "regex");
 }
 
 absl::StatusOr<Constraint> GrammarConstraint(std::string_view grammar) {

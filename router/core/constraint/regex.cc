@@ -19,11 +19,10 @@ bool IsAsciiAlnum(char32_t c) {
 // Writes one expression, which has been simplified.
 class Writer {
  public:
-  std::string Write(const RegexNode& node, bool large) {
+  explicit Writer(bool automaton) : automaton_(automaton) {}
+
+  std::string Write(const RegexNode& node) {
     Append(node);
-    // XGrammar unrolls an expression of ASCII characters before it decides how to compile it, in
-    // time that is quadratic in the repetitions.
-    if (large) text_ += "\u00e9{0}";
     return std::move(text_);
   }
 
@@ -69,9 +68,11 @@ class Writer {
       text_ += Cat("{", min, ",", max, "}");
     }
   }
-  // XGrammar makes wrong bytes of a range that has characters of two UTF-8 lengths, but for ASCII
-  // and the next one. So such a set becomes alternatives.
+  // XGrammar's automaton has wrong bytes for a range of characters of two UTF-8 lengths, but for
+  // ASCII and the next one. So such a set becomes alternatives. In a grammar it need not, and each
+  // of its characters would then be a choice of its own, which costs many times the time.
   void AppendSet(const CodepointSet& set) {
+    if (!automaton_) return AppendClass(set);
     const CodepointSet lengths[] = {CodepointSet({{0, 0x7FF}}), CodepointSet({{0x800, 0xFFFF}}),
                                     CodepointSet({{0x10000, 0x10FFFF}})};
     std::vector<CodepointSet> parts;
@@ -129,6 +130,7 @@ class Writer {
     text_ += c < 0x10000 ? absl::StrFormat("\\u%04x", code) : absl::StrFormat("\\u{%x}", code);
   }
 
+  const bool automaton_;
   std::string text_;
 };
 
@@ -213,9 +215,15 @@ RegexNode AllBut(const std::vector<std::u32string>& words) {
 }
 
 std::string WriteRegex(const RegexNode& node) {
-  // XGrammar repeats more than this many times in an automaton wrongly beside alternatives.
-  constexpr std::size_t kMaxUnrolled = 128;
-  return Writer().Write(node, SizeOf(node) > kMaxUnrolled);
+  // XGrammar makes an automaton of ASCII text, in time that is quadratic in the repetitions, and
+  // repeats more than 128 times wrongly beside alternatives. Other text becomes a grammar.
+  constexpr std::size_t kMaxUnrolled = 8;
+  if (SizeOf(node) <= kMaxUnrolled) return Writer(/*automaton=*/true).Write(node);
+  return Writer(/*automaton=*/false).Write(node) + "\u00e9{0}";
+}
+
+std::string WriteGrammarRegex(const RegexNode& node) {
+  return Writer(/*automaton=*/false).Write(node);
 }
 
 Lengths LengthsOf(const RegexNode& node) {

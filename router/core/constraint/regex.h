@@ -64,9 +64,13 @@ absl::StatusOr<RegexNode> ParseRegex(std::string_view pattern, RegexUse use);
 // All strings of UnescapedInJson() but `words`. `words` has no duplicates.
 RegexNode AllBut(const std::vector<std::u32string>& words);
 
-// The text for XGrammar; ASCII but for a mark in large expressions, which makes XGrammar compile
-// them as a grammar.
+// The text for XGrammar, as a pattern of a schema or in a structural tag. It is ASCII but for a
+// mark in larger expressions, which makes XGrammar compile them as a grammar rather than an
+// automaton.
 std::string WriteRegex(const RegexNode& node);
+
+// The text for XGrammar as a regular expression by itself, which it compiles as a grammar.
+std::string WriteGrammarRegex(const RegexNode& node);
 
 // The least and the most characters of what matches, which is something; no value: no bound.
 struct Lengths {

@@ -12,6 +12,8 @@ namespace flotilla::router {
 namespace {
 
 constexpr std::int64_t kCountCap = 65'536;
+// XGrammar's rules for a number of properties grow with the square of the names.
+constexpr std::int64_t kMaxCounted = 50;
 // The characters of all names that a free name must differ from. They become an expression, in
 // which groups lie as deep as a name is long.
 constexpr std::size_t kMaxOtherNames = 4096, kMaxOtherName = 64;
@@ -192,6 +194,11 @@ OrderedJson SchemaWalk::WriteObject(const Schema& schema, ObjectParts& parts) {
   }
   const auto named = static_cast<std::int64_t>(properties.size());
   if ((most && (least > *most || required > *most)) || (!open && least > named)) return false;
+
+  if (named > kMaxCounted && (least > 0 || (most && (open || *most < named)))) {
+    return Refuse(schema.place, least > 0 ? "minProperties" : "maxProperties",
+                  Cat("is supported beside ", kMaxCounted, " \"properties\" at most"));
+  }
 
   OrderedJson written{{"type", "object"}};
   if (open && !parts.names.empty()) {

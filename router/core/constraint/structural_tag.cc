@@ -144,8 +144,8 @@ class Walk {
       }
       case Value::kRegex: {
         if (!value.is_string()) return Fail(place, "must be a string");
-        const auto regex = RegexConstraint(value.get_ref<const std::string&>());
-        return regex.ok() ? OrderedJson(regex->text) : Fail(place, regex.status());
+        const auto regex = ParseRegex(value.get_ref<const std::string&>(), RegexUse::kAnswer);
+        return regex.ok() ? OrderedJson(WriteRegex(*regex)) : Fail(place, regex.status());
       }
       case Value::kGrammar: {
         if (!value.is_string()) return Fail(place, "must be a string");
