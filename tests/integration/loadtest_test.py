@@ -231,6 +231,21 @@ def test_a_signal_ends_the_test_with_its_figures(paced, tmp_path):
     assert 0 < result["requests"] == result["finished"] < 1000
 
 
+def test_a_second_signal_cancels_what_is_under_way(paced, tmp_path):
+    words = [binary(), "loadtest", paced, "--model", "stall", "--concurrency", "3", "--requests",
+             "100", "--output", "4321", "--json", str(tmp_path / "run.json")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
+        wait_until(lambda: sum(body["max_tokens"] == 4321 for body in seen(paced)) == 3, "requests")
+        one.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.wait(0.3)  # those under way are waited for
+        one.send_signal(signal.SIGINT)
+        _, err = one.communicate(timeout=30)
+    assert one.returncode == 1 and "every request failed: cancelled" in err
+    (result,) = json.loads((tmp_path / "run.json").read_text())["runs"]
+    assert result["requests"] == 3 and result["failures"] == {"cancelled": 3}
+
+
 def test_https_trusts_whom_it_is_told_to(tmp_path):
     authority = Authority(tmp_path, "ca")
     certificate, key = authority.issue("server")
