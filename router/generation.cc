@@ -279,7 +279,9 @@ bool GenerationImpl::AddText(SequenceIndex sequence, std::string_view text) {
     if (result.stop.has_value()) stop = stop_strings_[*result.stop];
     if (stop.has_value() && text_has_stop_) Deliver(sequence, *stop);
   }
-  const bool called = choice.parser != nullptr && choice.parser->finished();
+  // A beam search ends by itself, and what follows the call is dropped.
+  const bool called = choice.parser != nullptr && choice.parser->finished() &&
+                      !tracker_->request().beam.has_value();
   if (!stop.has_value() && !called) return false;
   // The token that completed the stop string or the call is the last that counts.
   const auto keep = static_cast<std::uint32_t>(tracker_->tokens(sequence).size());

@@ -1,7 +1,8 @@
 // GenerationImpl: one request between the Engine seam and a frontend's listener.
 //
 // It turns token events into text: each token exactly once (RequestTracker), in whole
-// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher). If the answer
+// characters (IncrementalDetokenizer), cut at stop strings (StopMatcher), and of a chat taken apart
+// into content, thoughts and calls of tools (OutputParser). If the answer
 // is only the best of its sequences, it holds back all of them until the last has ended:
 // at most max_tokens per sequence. It lives on its I/O loop's thread and is internal to
 // the router.

@@ -149,6 +149,19 @@ TEST_F(ToolsTest, OneCallEndsTheAnswer) {
   }
 }
 
+TEST_F(ToolsTest, OneCallOfABeamSearchCancelsNothing) {
+  Say(kTwoCalls);
+  const HttpResponse response =
+      Ask(std::string(kTools) + R"(,"parallel_tool_calls":false,"use_beam_search":true)"
+                                R"(,"best_of":2,"n":2)");
+  ASSERT_EQ(response.status, 200) << response.body;
+  for (const json& choice : response.json()["choices"]) {
+    EXPECT_EQ(choice["message"]["tool_calls"].size(), 1u);
+    EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  }
+  EXPECT_TRUE(engine_->cancelled().empty());
+}
+
 TEST_F(ToolsTest, AnAnswerThatIsCutOffHasWhatThereIs) {
   Say("<tool_call>\n{\"name\": \"add\", \"arguments\": {\"z\": 1, \"a\": 2", /*end=*/false);
   engine_->Script({});

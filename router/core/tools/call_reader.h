@@ -46,7 +46,7 @@ class CallReader {
     kHeader,         // the name of a kNamed call
     kKey,            // a member's name, or the object's end
     kKeyText,        // within it
-    kColon,          //
+    kColon,          // between a member's name and its value
     kValue,          // a member's value begins
     kNameText,       // the name's string
     kArguments,      // within an object or list that is the arguments

@@ -27,8 +27,8 @@ class TaggedParser final : public OutputParser {
  private:
   enum class Place : std::uint8_t {
     kBegin,      // of the answer, or behind its thoughts
-    kReasoning,  //
-    kContent,    //
+    kReasoning,  // within the thoughts
+    kContent,    // no thoughts can come any more
     kCall,       // behind the marker that begins calls
   };
 
