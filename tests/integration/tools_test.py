@@ -109,7 +109,12 @@ def test_one_call_and_none(scripted):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_calls_that_must_come_are_refused(scripted, choice):
-    with pytest.raises(openai.BadRequestError) as error:
-        scripted.chat.create(model="q", messages=[ASK], tools=[ADD], tool_choice=choice)
-    assert error.value.param == "tool_choice"
+def test_calls_that_must_come(scripted, choice):
+    scripted.say(call(1, 2))
+    answer = scripted.chat.create(model="q", messages=[ASK], tools=[ADD], tool_choice=choice)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    hostile = {"type": "function", "function": {
+        "name": "f", "parameters": {"type": "object", "not": {"type": "null"}}}}
+    with pytest.raises(openai.BadRequestError, match='"not" is not supported') as error:
+        scripted.chat.create(model="q", messages=[ASK], tools=[hostile], tool_choice="required")
+    assert error.value.param == "tools"

@@ -214,10 +214,40 @@ TEST_F(ToolsTest, RefusalsNameTheField) {
   json error = Chat(kTools).json()["error"];  // SmolLM2's own template
   EXPECT_EQ(error["param"], "tools");
   EXPECT_EQ(error["code"], "unsupported_field");
-  for (const char* choice : {R"("required")", R"({"type":"function","function":{"name":"add"}})"}) {
-    error = Ask(std::string(kTools) + ",\"tool_choice\":" + choice).json()["error"];
-    EXPECT_EQ(error["param"], "tool_choice");
-    EXPECT_EQ(error["code"], "unsupported_field");
+  const std::string required = R"(,"tool_choice":"required")";
+  error = Ask(R"(,"tools":[{"type":"function","function":{"name":"f","parameters":)"
+              R"({"type":"object","not":{}}}}])" +
+              required)
+              .json()["error"];
+  EXPECT_EQ(error["param"], "tools");
+  EXPECT_EQ(error["code"], "unsupported_field");
+  EXPECT_NE(error["message"].get<std::string>().find("\"not\" is not supported"), std::string::npos)
+      << error;
+  error = Ask(kTools + required + R"(,"stop":"x")").json()["error"];
+  EXPECT_EQ(error["param"], "stop");
+  error = Ask(std::string(kTools) + R"(,"response_format":{"type":"json_object"})").json()["error"];
+  EXPECT_EQ(error["param"], "tools");
+}
+
+TEST_F(ToolsTest, ACallThatMustComeIsAConstraint) {
+  const std::string tools = kTools;
+  const auto constraint = [&](const std::string& more) {
+    Say("<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>");
+    const HttpResponse response = Ask(tools + more);
+    EXPECT_EQ(response.status, 200) << response.body;
+    return engine_->submitted().back().sampling.constraint;
+  };
+  EXPECT_FALSE(constraint(""));
+  EXPECT_FALSE(constraint(R"(,"tool_choice":"none")"));
+  const Constraint any = constraint(R"(,"tool_choice":"required")");
+  EXPECT_EQ(any.kind, Constraint::Kind::kStructuralTag);
+  const Constraint named =
+      constraint(R"(,"tool_choice":{"type":"function","function":{"name":"add"}})");
+  EXPECT_EQ(named.kind, Constraint::Kind::kStructuralTag);
+  for (const char* name : {"add", "now"}) {
+    const std::string call = std::string(R"({\"name\": \")") + name;
+    EXPECT_NE(any.text.find(call), std::string::npos) << any.text;
+    EXPECT_EQ(named.text.find(call) != std::string::npos, std::string(name) == "add");
   }
 }
 

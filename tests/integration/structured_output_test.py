@@ -1,0 +1,189 @@
+"""Answers of a form, end to end: schemas, choices, expressions and grammars at a real server.
+What finishes is valid; what is cut ends with `length`."""
+
+import concurrent.futures
+import json
+import re
+from enum import Enum
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from flotilla_server import LONG, MODEL, ROOT
+
+ASK = [{"role": "user", "content": "Describe a city in France, with a person who lives there."}]
+
+
+def accepted(name):
+    """The schemas of a file in tests/data/schemas that are not refused."""
+    lines = (ROOT / "tests" / "data" / "schemas" / name).read_text().splitlines()
+    tests = [json.loads(line) for line in lines]
+    return [one["schema"] for one in tests if "refused" not in one]
+
+
+# 20 of all, evenly; all of them in long runs.
+OURS = accepted("own.jsonl")
+SCHEMAS = OURS if LONG else OURS[::max(1, len(OURS) // 20)][:20]
+TOKENS = 256 if LONG else 96
+FINISHED = 0.6 if LONG else 0.3  # at least this share
+
+
+def valid(text, schema):
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def test_what_finishes_is_valid(server):
+    """At temperature 0 and 1, all at once."""
+    def ask(number, temperature):
+        answer = server.post("/v1/chat/completions", model=MODEL, messages=ASK, max_tokens=TOKENS,
+                             temperature=temperature, seed=number, response_format={
+                                 "type": "json_schema",
+                                 "json_schema": {"name": "x", "schema": SCHEMAS[number], "strict": True}})
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] in ("stop", "length"), SCHEMAS[number]
+        if choice["finish_reason"] == "stop":
+            valid(choice["message"]["content"], SCHEMAS[number])
+        return choice["finish_reason"] == "stop"
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(ask, number, temperature)
+                 for number in range(len(SCHEMAS)) for temperature in (0, 1)]
+        finished = [one.result() for one in asked]
+    assert sum(finished) >= len(finished) * FINISHED, sum(finished)
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    age: int = pydantic.Field(ge=0, le=120)
+    color: Color
+    nickname: str | None = pydantic.Field(max_length=8)
+
+
+def test_a_pydantic_model_comes_back(client):
+    answer = client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Person,
+                                           max_tokens=300, temperature=0)
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_json_object(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, response_format={"type": "json_object"}, max_tokens=100,
+        temperature=0)
+    text = answer.choices[0].message.content
+    assert text.lstrip().startswith("{")
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+def test_choices(client):
+    texts = ["yes", "no", "it depends"]
+    for seed in range(5):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=ASK, temperature=1, seed=seed, max_tokens=20,
+            extra_body={"structured_outputs": {"choice": texts}})
+        assert answer.choices[0].message.content in texts
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_regex(client):
+    pattern = r"^(?:[A-Z][a-z]{1,8} ){2}\d{4}-\d{2}$"
+    for seed in range(5):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=ASK, temperature=1, seed=seed, max_tokens=60,
+            extra_body={"structured_outputs": {"regex": pattern}})
+        assert answer.choices[0].finish_reason == "stop"
+        assert re.fullmatch(pattern, answer.choices[0].message.content)
+
+
+def test_grammar(client):
+    grammar = 'root ::= "(" term (" + " term)* ")"\nterm ::= [0-9]{1,3}'
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=0, max_tokens=60,
+        extra_body={"structured_outputs": {"grammar": grammar}})
+    text = answer.choices[0].message.content
+    if answer.choices[0].finish_reason == "stop":
+        assert re.fullmatch(r"\(\d{1,3}( \+ \d{1,3})*\)", text)
+    else:
+        assert text.startswith("(")
+
+
+def test_a_stream_is_the_whole_answer(client):
+    fields = dict(model=MODEL, messages=ASK, temperature=0, max_tokens=100, response_format={
+        "type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[0]}})
+    whole = client.chat.completions.create(**fields).choices[0].message.content
+    parts = client.chat.completions.create(**fields, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in parts if c.choices) == whole
+
+
+def test_each_of_n_answers_is_valid(client):
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 9},
+                                               "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=1, n=3, seed=1, max_tokens=40, response_format={
+            "type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert len(answer.choices) == 3
+    for choice in answer.choices:
+        if choice.finish_reason == "stop":
+            valid(choice.message.content, schema)
+
+
+def test_a_cut_answer_ends_with_length(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=0, max_tokens=3, response_format={
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {
+                "type": "array", "items": {"type": "integer"}, "minItems": 100}}})
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.content.lstrip().startswith("[")
+
+
+def test_what_leaves_no_token_gives_way_to_the_form(client):
+    """A bias and a list of allowed tokens that exclude every token of the grammar."""
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=0, max_tokens=10,
+        extra_body={"structured_outputs": {"choice": ["yes"]}, "allowed_token_ids": [5]})
+    assert answer.choices[0].message.content == "yes"
+
+
+def test_grpc(stub, pb):
+    request = pb.messages.GenerateRequest(model=MODEL, text="One to nine:", max_tokens=10)
+    request.structured_outputs.regex = "[1-9]"
+    text = "".join(delta.text for part in stub.Generate(request) for delta in part.deltas)
+    assert re.fullmatch("[1-9]", text)
+
+
+@pytest.mark.parametrize("outputs", [
+    {"grammar": "root ::= missing"},                          # refused where it is compiled
+    {"grammar": "root ::= root"},
+    {"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000},
+    {"grammar": 'root ::= ("a"{1,60000}){1,60000}'},
+    {"regex": "((a{0,200}){0,200}b?)+"},
+    {"json": {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"anyOf": [
+        {"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 10000}, {"type": "null"}]}}}},
+    {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(998)},
+              "minProperties": 499}},
+])
+def test_hostile_forms_are_served_or_refused(client, outputs):
+    """Others are served meanwhile, and soon after."""
+    try:
+        client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5,
+                                       extra_body={"structured_outputs": outputs})
+    except openai.APIStatusError as error:
+        assert error.status_code in (400, 429, 503, 504), error
+    plain = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=2)
+    assert plain.choices[0].finish_reason == "length"
+
+
+def test_a_refused_grammar_is_an_error_event_in_a_stream(client):
+    with pytest.raises(openai.APIError, match="grammar is refused"):
+        for _ in client.chat.completions.create(
+                model=MODEL, messages=ASK, max_tokens=5, stream=True,
+                extra_body={"structured_outputs": {"grammar": "root ::= missing"}}):
+            pass
