@@ -84,6 +84,7 @@ absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path) {
   if (!fd.ok()) return ErrnoError("cannot open", path);
   const bool regular = IsRegular(fd.get());
   if (regular && flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoError("cannot lock", path);
     return absl::UnavailableError(
         absl::StrCat("another flotilla run writes to ", path, "; choose another --output"));
   }

@@ -96,6 +96,7 @@ void BatchRunner::RunPosted() {
 absl::Status BatchRunner::Run() {
   router::BatchCore& core = *parts_.core;
   bool goes_on = true;
+  OnEvent(parts_.signals->Wait(absl::ZeroDuration()));  // before any line starts
   while (goes_on) {
     RunPosted();
     if (absl::Status s = TakeEnded(); !s.ok()) return s;
@@ -188,9 +189,11 @@ bool BatchRunner::Wait() {
   std::int64_t until_ns = now_ns + (ended_.empty() ? parts_.progress_ns : 0);
   if (unsynced_ns_.has_value()) until_ns = std::min(until_ns, *unsynced_ns_ + kSyncNs);
   until_ns = std::min(until_ns, parts_.core->resume_ns(now_ns).value_or(until_ns));
-  if (parts_.signals->Wait(absl::Nanoseconds(until_ns - now_ns)) != Signals::Event::kStop) {
-    return true;
-  }
+  return OnEvent(parts_.signals->Wait(absl::Nanoseconds(until_ns - now_ns)));
+}
+
+bool BatchRunner::OnEvent(Signals::Event event) {
+  if (event != Signals::Event::kStop) return true;
   if (std::exchange(stopping_, true)) return false;
   parts_.core->Stop();
   parts_.on_stopping();

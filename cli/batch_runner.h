@@ -70,8 +70,9 @@ class BatchRunner final : private router::Dispatcher {
   // Takes what has ended: writes answers, and gives refused lines back to the core.
   absl::Status TakeEnded();
   absl::Status SyncIfDue(bool now);
-  // False: the run ends at once.
+  // Waits until there is something to do. False: the run ends at once.
   bool Wait();
+  bool OnEvent(Signals::Event event);  // the same
 
   const Parts parts_;
   absl::Mutex mu_;

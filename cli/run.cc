@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "cli/line_reader.h"
 #include "cli/local_fleet.h"
 #include "cli/signals.h"
+#include "cli/stop_listener.h"
 #include "common/obs/log.h"
 #include "common/obs/printable.h"
 #include "common/rt/clock.h"
@@ -51,8 +53,8 @@ A run that was killed goes on when the same command runs again: it keeps the ans
 and computes the others. No answer depends on when it was computed. SIGINT or SIGTERM ends the run
 once the requests in flight have ended; a second signal drops these.
 
-The exit code is 0 if all lines are answered with status_code 200, 3 if some have another one, 130
-if a signal ended the run before, and 1 after an error.)";
+The exit code is 0 if all requests are answered with status_code 200, 3 if some have another one,
+130 if a signal ended the run before, and 1 after an error.)";
 
 absl::Status At(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
@@ -187,7 +189,15 @@ absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version, Li
   Logger log(*level);
   const rpc::GrpcLog grpc_log(&log);
   LocalFleet fleet(&log);
-  if (absl::Status s = fleet.Load(EngineFlags(flags), version); !s.ok()) return s;
+  absl::FPrintF(stderr, "loading %s\n", flags.role.model);
+  {
+    // Nothing is in flight yet, so a signal ends the process at once.
+    const StopListener listener(&signals, [] {
+      absl::FPrintF(stderr, "stopped while the model was loaded; the same command goes on\n");
+      std::_Exit(kInterrupted);
+    });
+    if (absl::Status s = fleet.Load(EngineFlags(flags), version); !s.ok()) return s;
+  }
   const SteadyClock clock;
   BatchProgress progress(&clock, &core);
   absl::Status ended;
@@ -213,7 +223,7 @@ absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version, Li
   progress.Summarize();
   if (!ended.ok()) return ended;
   if (!core.complete()) {
-    progress.Say("the same command goes on with the other lines\n");
+    progress.Say("the same command goes on with the others\n");
     return kInterrupted;
   }
   return router::AllSucceeded(core.counts()) ? kAllSucceeded : kSomeFailed;

@@ -15,8 +15,8 @@ class App;
 namespace flotilla::cli {
 
 // The exit codes of `flotilla run`, beside 1 for an error.
-inline constexpr int kAllSucceeded = 0;   // all lines are answered, with status 200
-inline constexpr int kSomeFailed = 3;     // all lines are answered, some with another status
+inline constexpr int kAllSucceeded = 0;   // all requests are answered, with status 200
+inline constexpr int kSomeFailed = 3;     // all requests are answered, some with another status
 inline constexpr int kInterrupted = 130;  // a signal asked to stop, and lines are left
 
 struct RunFlags {

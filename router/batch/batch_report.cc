@@ -40,7 +40,7 @@ std::string ProgressText(const BatchCounts& before, const BatchCounts& now, doub
 }
 
 std::string SummaryText(const BatchCounts& before, const BatchCounts& now, double seconds) {
-  std::string text = absl::StrFormat("%d of %d lines are answered", now.answered, now.lines);
+  std::string text = absl::StrFormat("%d of %d requests are answered", now.answered, now.lines);
   const char* separator = ": ";
   for (const auto& [status, count] : now.by_status) {
     text += absl::StrFormat("%s%d with %d", separator, count, status);
@@ -48,10 +48,10 @@ std::string SummaryText(const BatchCounts& before, const BatchCounts& now, doubl
   }
   text += absl::StrFormat("; %d prompt tokens, %d completion tokens\n", now.prompt_tokens,
                           now.completion_tokens);
-  text += absl::StrFormat("this run: %d lines in %.1f s, %.3g lines/s, %.3g completion tokens/s\n",
-                          now.answered - before.answered, seconds,
-                          PerSecond(before.answered, now.answered, seconds),
-                          PerSecond(before.completion_tokens, now.completion_tokens, seconds));
+  text += absl::StrFormat(
+      "this run: %d requests in %.1f s, %.3g requests/s, %.3g completion tokens/s\n",
+      now.answered - before.answered, seconds, PerSecond(before.answered, now.answered, seconds),
+      PerSecond(before.completion_tokens, now.completion_tokens, seconds));
   return text;
 }
 

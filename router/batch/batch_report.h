@@ -11,8 +11,8 @@ namespace flotilla::router {
 // last `seconds`, in which `before` became `now`. Without a rate nothing is said of the time left.
 std::string ProgressText(const BatchCounts& before, const BatchCounts& now, double seconds);
 
-// "1000 of 1000 lines are answered: 998 with 200, 2 with 400; 5120 prompt tokens, 4000 completion
-// tokens\nthis run: 880 lines in 29.1 s, 30.2 lines/s, 121 completion tokens/s\n"
+// "1000 of 1000 requests are answered: 998 with 200, 2 with 400; 5120 prompt tokens, 4000
+// completion tokens\nthis run: 880 requests in 29.1 s, 30.2 requests/s, 121 completion tokens/s\n"
 std::string SummaryText(const BatchCounts& before, const BatchCounts& now, double seconds);
 
 // Whether every line is answered with status 200.

@@ -13,8 +13,7 @@ import pytest
 
 from flotilla_server import LONG, MODEL, binary, model_path, wait_until
 
-PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "1 2 3 4 5",
-           "The quick brown fox"]
+PROMPTS = ["Paris", "Once upon", "def", "1 2 3", "The quick fox"]
 
 
 def requests(count, tokens=8):
@@ -22,12 +21,12 @@ def requests(count, tokens=8):
     for i in range(count):
         text = f"{PROMPTS[i % len(PROMPTS)]} {i}"
         body = {"model": MODEL, "max_tokens": 1 + i % tokens}
-        if i % 3 == 0:
+        if i % 10 == 0:
             url, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": text}]
         else:
             url, body["prompt"] = "/v1/completions", text
         if i % 4 == 0:
-            body |= {"temperature": 0, "logprobs": True if i % 3 == 0 else 2}
+            body |= {"temperature": 0, "logprobs": True if i % 10 == 0 else 2}
         if i % 7 == 0:
             body["n"] = 2
         yield {"custom_id": f"request-{i}", "method": "POST", "url": url, "body": body}
@@ -73,8 +72,8 @@ def a_batch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("batch")
     source = write_lines(folder / "in.jsonl", requests(60))
     done = run(source, folder / "out.jsonl")
-    assert "60 of 60 lines are answered: 60 with 200; " in done.stderr
-    assert re.search(r"this run: 60 lines in \S+ s, \S+ lines/s, \S+ completion tokens/s",
+    assert "60 of 60 requests are answered: 60 with 200; " in done.stderr
+    assert re.search(r"this run: 60 requests in \S+ s, \S+ requests/s, \S+ completion tokens/s",
                      done.stderr)
     assert done.stdout == ""
     answers = read_answers((folder / "out.jsonl").read_text())
@@ -106,7 +105,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(batch, tmp_path, seed):
     source, answers = batch
     target = tmp_path / "out.jsonl"
     done = kill_often(source, target, 4, seed, "--concurrency", "6")
-    assert "60 of 60 lines are answered: 60 with 200; " in done.stderr
+    assert "60 of 60 requests are answered: 60 with 200; " in done.stderr
     assert read_answers(target.read_text()) == answers
     # One more run has nothing to do, and needs no model.
     whole = target.read_bytes()
@@ -147,7 +146,7 @@ def test_a_signal_ends_the_run_and_it_goes_on_later(tmp_path):
     assert process.returncode == 130
     assert re.search(r"^stopping: [1-5] requests in flight end first; a second signal drops them$",
                      said, re.MULTILINE)
-    assert said.splitlines()[-1] == "the same command goes on with the other lines"
+    assert said.splitlines()[-1] == "the same command goes on with the others"
     first = read_answers(target.read_text())
     assert 3 <= len(first) < 40
     run(source, target)
@@ -171,6 +170,18 @@ def test_a_second_signal_drops_what_is_in_flight(tmp_path):
     assert process.returncode == 130 and target.read_bytes() == b""
 
 
+def test_a_signal_ends_the_run_while_the_model_is_loaded(batch, tmp_path):
+    source, _ = batch
+    target = tmp_path / "out.jsonl"
+    process = subprocess.Popen(command(source, target), text=True, stderr=subprocess.PIPE)
+    assert process.stderr.readline() == f"loading {model_path()}\n"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130 and "the same command goes on" in said, said
+    run(source, target)
+    assert len(read_answers(target.read_text())) == 60
+
+
 def test_a_request_that_the_api_refuses_is_answered_so(tmp_path):
     lines = list(requests(4))
     lines[1]["body"]["temperature"] = -1
@@ -178,7 +189,7 @@ def test_a_request_that_the_api_refuses_is_answered_so(tmp_path):
     source = write_lines(tmp_path / "in.jsonl", lines)
     target = tmp_path / "out.jsonl"
     said = run(source, target, code=3).stderr
-    assert "4 of 4 lines are answered: 2 with 200, 1 with 400, 1 with 404; " in said
+    assert "4 of 4 requests are answered: 2 with 200, 1 with 400, 1 with 404; " in said
     answers = {line["custom_id"]: line for line in map(json.loads, target.open())}
     wrong = answers["request-1"]["response"]
     assert wrong["status_code"] == 400 and wrong["body"]["error"]["param"] == "temperature"

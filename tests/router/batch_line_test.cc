@@ -112,9 +112,10 @@ TEST(BatchReportTest, TheSummaryCountsByStatus) {
                         .by_status = {{200, 9}, {400, 1}},
                         .prompt_tokens = 50,
                         .completion_tokens = 20};
-  EXPECT_EQ(SummaryText(before, now, 2),
-            "10 of 10 lines are answered: 9 with 200, 1 with 400; 50 prompt tokens, 20 completion "
-            "tokens\nthis run: 6 lines in 2.0 s, 3 lines/s, 10 completion tokens/s\n");
+  EXPECT_EQ(
+      SummaryText(before, now, 2),
+      "10 of 10 requests are answered: 9 with 200, 1 with 400; 50 prompt tokens, 20 completion "
+      "tokens\nthis run: 6 requests in 2.0 s, 3 requests/s, 10 completion tokens/s\n");
   EXPECT_FALSE(AllSucceeded(now));
   EXPECT_TRUE(AllSucceeded({.lines = 2, .answered = 2, .by_status = {{200, 2}}}));
   EXPECT_FALSE(AllSucceeded({.lines = 2, .answered = 1, .by_status = {{200, 1}}}));
