@@ -119,9 +119,15 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kServe | kRouter},
 
     {"--api-keys-file", &RoleFlags::api_keys_file, "PATH", 0, 0, kSecurity,
-     "Clients need a key from this file. A line is NAME KEY or NAME sha256:HEX. NAME is the "
-     "tenant. max-priority=N at the end of a line bounds the priority of requests with this "
-     "key. The file is read again when it changes.",
+     "Clients need a key from this file. A line is NAME KEY CLASS or NAME sha256:HEX CLASS, where "
+     "CLASS is user or admin, and user if it is left out. NAME is the tenant. max-priority=N at "
+     "the "
+     "end of a line bounds the priority of requests with this key, and tokens-per-minute=N and "
+     "max-concurrent=N what the requests of NAME use. The file is read again when it changes.",
+     kServe | kRouter},
+    {"--admin", &RoleFlags::admin, "", 0, 0, kSecurity,
+     "Without --api-keys-file: everybody who reaches the server may use the routes under /admin. "
+     "The server then listens on loopback only.",
      kServe | kRouter},
     {"--fleet-secret-file", &RoleFlags::fleet_secret_file, "PATH", 0, 0, kSecurity,
      "Streams between the roles need the secret in the first line of this file, 32 to 256 "

@@ -84,6 +84,7 @@ struct RoleFlags {
   bool permissive = false;
   std::string tenant_header;
   std::string api_keys_file;
+  bool admin = false;
   std::string tls_cert, tls_key, tls_ca;  // for the fleet's own streams
   std::string fleet_secret_file;
   bool insecure_internal = false;

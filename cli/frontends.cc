@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -21,6 +22,7 @@
 #include "router/http/server.h"
 #include "router/key_gate.h"
 #include "router/service.h"
+#include "rpc/endpoint.h"
 
 namespace flotilla::cli {
 namespace {
@@ -54,6 +56,7 @@ std::string FormatNow(std::string_view format) {
   return absl::FormatTime(std::string(format), absl::Now(), absl::LocalTimeZone());
 }
 
+// The options without limits of keys.
 router::ServiceOptions MakeServiceOptions(Logger* log) {
   router::ServiceOptions options;
   options.tokenizer_threads = TokenizerThreads(AvailableCpus());
@@ -67,8 +70,8 @@ class FrontendsImpl final : public Frontends {
   FrontendsImpl(const RoleFlags& flags, const Parts& parts)
       : flags_(flags),
         parts_(parts),
-        service_(router::InferenceService::Create(MakeServiceOptions(parts.log), parts.clock,
-                                                  parts.unknown)) {}
+        service_(router::InferenceService::Create(WithLimits(MakeServiceOptions(parts.log)),
+                                                  parts.clock, parts.unknown)) {}
 
   absl::Status AddModel(const std::string& model_id, const TokenizerBundle& bundle, Engine* engine,
                         router::RouterMetrics* metrics) override {
@@ -137,6 +140,22 @@ class FrontendsImpl final : public Frontends {
     return std::nullopt;
   }
 
+  // Requests begin only within the limits of their key's owner, once the gate is open.
+  router::ServiceOptions WithLimits(router::ServiceOptions options) {
+    options.permit = [this](const std::string& name) -> absl::StatusOr<std::shared_ptr<void>> {
+      if (gate_ == nullptr) return std::shared_ptr<void>();
+      return gate_->Begin(name);
+    };
+    options.on_over = [this,
+                       log = std::move(options.on_over)](const router::RequestRecord& record) {
+      log(record);
+      if (gate_ == nullptr) return;
+      gate_->Use(std::string(record.tenant),
+                 record.usage.prompt_tokens + record.usage.output_tokens);
+    };
+    return options;
+  }
+
   // The options that the API's port and the health port share.
   router::HttpServerOptions CommonOptions() const {
     router::HttpServerOptions options;
@@ -153,6 +172,7 @@ class FrontendsImpl final : public Frontends {
     http_options.permissive = flags_.permissive;
     http_options.tenant_header = flags_.tenant_header;
     http_options.gate = gate_.get();
+    http_options.admin = flags_.admin;
     http_options.refusals = parts_.unknown;
     const std::uint64_t limit = DescriptorLimit();
     const std::uint64_t others = std::min(kOtherDescriptors, limit / 2);
@@ -176,6 +196,15 @@ class FrontendsImpl final : public Frontends {
   }
 
   absl::Status OpenGate() {
+    if (flags_.admin && !flags_.api_keys_file.empty()) {
+      return absl::InvalidArgumentError(
+          "--admin and --api-keys-file: the keys of the class admin say who is one");
+    }
+    if (flags_.admin && !rpc::IsLoopback(flags_.host)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--admin with --host ", flags_.host,
+                       ": without --api-keys-file it needs a loopback address"));
+    }
     if (flags_.api_keys_file.empty()) return absl::OkStatus();
     if (!flags_.tenant_header.empty()) {
       return absl::InvalidArgumentError(

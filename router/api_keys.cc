@@ -1,15 +1,15 @@
 #include "router/api_keys.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "router/core/token_bucket.h"
 
 namespace flotilla::router {
 namespace {
@@ -40,26 +40,54 @@ absl::StatusOr<SecretDigest> DigestOf(std::string_view key) {
                                                  " printable ASCII characters"));
 }
 
-constexpr absl::string_view kMaxPriority = "max-priority=";
-
-// Reads the options, which are the words after the key. A word may be a key by mistake, so
-// errors do not quote the words.
-absl::Status ReadOptions(const std::vector<absl::string_view>& words, KeyOwner& owner) {
+struct Option {
+  absl::string_view name;
+  std::int64_t least, most;
+  std::int64_t* value;
   bool seen = false;
-  for (std::size_t i = 2; i < words.size(); ++i) {
-    if (!absl::StartsWith(words[i], kMaxPriority)) {
+};
+
+// Reads the class and the options, which are the words after the key. A word may be a key by
+// mistake, so errors do not quote the words.
+absl::Status ReadOptions(const std::vector<absl::string_view>& words, KeyOwner& owner,
+                         OwnerLimits& limits) {
+  std::array<Option, 3> options = {{
+      {"max-priority", -100, 100, &owner.max_priority},
+      {"tokens-per-minute", 1, TokenBucket::kMostTokens, &limits.tokens_per_minute},
+      {"max-concurrent", 1, 1'000'000, &limits.max_concurrent},
+  }};
+  std::size_t first = 2;
+  if (words.size() > first && (words[first] == "user" || words[first] == "admin")) {
+    owner.is_admin = words[first++] == "admin";
+  }
+  for (std::size_t i = first; i < words.size(); ++i) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(words[i], absl::MaxSplits('=', 1));
+    const auto option = std::find_if(options.begin(), options.end(), [&](const Option& one) {
+      return parts.size() == 2 && one.name == parts[0];
+    });
+    if (option == options.end()) {
       return absl::InvalidArgumentError(
-          "unknown option; a key may be followed by max-priority=N, and by nothing else");
+          "unknown option; a key may be followed by user or admin, and then by max-priority=N, "
+          "tokens-per-minute=N and max-concurrent=N");
     }
-    if (std::exchange(seen, true)) return absl::InvalidArgumentError("max-priority is given twice");
-    std::int64_t most = 0;
-    if (!absl::SimpleAtoi(absl::StripPrefix(words[i], kMaxPriority), &most) || most < -100 ||
-        most > 100) {
-      return absl::InvalidArgumentError("max-priority must be a whole number from -100 to 100");
+    if (std::exchange(option->seen, true)) {
+      return absl::InvalidArgumentError(absl::StrCat(option->name, " is given twice"));
     }
-    owner.max_priority = most;
+    if (!absl::SimpleAtoi(parts[1], option->value) || *option->value < option->least ||
+        *option->value > option->most) {
+      return absl::InvalidArgumentError(absl::StrCat(option->name, " must be a whole number from ",
+                                                     option->least, " to ", option->most));
+    }
   }
   return absl::OkStatus();
+}
+
+// Adds a limit to that of the line before, if any.
+bool Join(std::int64_t limit, std::int64_t& known) {
+  if (limit == 0 || known == limit) return true;
+  if (known != 0) return false;
+  known = limit;
+  return true;
 }
 
 }  // namespace
@@ -85,8 +113,14 @@ absl::StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
                                 " letters, digits, '.', '_' and '-'"));
     }
     KeyOwner owner{.name = std::string(name)};
-    if (const absl::Status options = ReadOptions(words, owner); !options.ok()) {
+    OwnerLimits limits;
+    if (const absl::Status options = ReadOptions(words, owner, limits); !options.ok()) {
       return wrong(std::string(options.message()));
+    }
+    OwnerLimits& known = keys.limits_[owner.name];
+    if (!Join(limits.tokens_per_minute, known.tokens_per_minute) ||
+        !Join(limits.max_concurrent, known.max_concurrent)) {
+      return wrong("a line before gives this name another limit");
     }
     const auto digest = DigestOf({words[1].data(), words[1].size()});
     if (!digest.ok()) return wrong(std::string(digest.status().message()));

@@ -50,6 +50,7 @@ class GenerationImpl final : public Generation {
     std::uint32_t max_attempts = 1;
     std::function<void(const RequestRecord&)> on_over;  // may be empty
     const ChatPrompt* chat_prompt = nullptr;
+    std::shared_ptr<void> permit;  // kept as long as the generation; may be null
   };
   struct Identity {
     RequestId id;

@@ -9,9 +9,10 @@ namespace flotilla::router {
 
 absl::StatusOr<std::unique_ptr<KeyGate>> KeyGate::Open(WatchedFileOptions file,
                                                        RouterMetrics* metrics) {
+  const Clock* const clock = file.clock;
   auto keys = WatchedFile<ApiKeys>::Open(std::move(file), &ApiKeys::Parse);
   if (!keys.ok()) return keys.status();
-  return std::unique_ptr<KeyGate>(new KeyGate(*std::move(keys), metrics));
+  return std::unique_ptr<KeyGate>(new KeyGate(*std::move(keys), clock, metrics));
 }
 
 absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
@@ -26,6 +27,14 @@ absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
       "", kInvalidApiKey);
   if (metrics_ != nullptr) metrics_->OnRefused(refused);
   return refused;
+}
+
+absl::StatusOr<std::shared_ptr<void>> KeyGate::Begin(const std::string& name) {
+  return limits_.Begin(name, keys_->Get()->LimitsOf(name), clock_->NowNs());
+}
+
+void KeyGate::Use(const std::string& name, std::int64_t tokens) {
+  limits_.Use(name, tokens, keys_->Get()->LimitsOf(name), clock_->NowNs());
 }
 
 }  // namespace flotilla::router

@@ -1,8 +1,10 @@
-// KeyGate: admits callers of the public API by their keys, for both frontends.
+// KeyGate: admits callers of the public API by their keys, for both frontends, and counts what the
+// owners of keys use.
 //
 // Owned by main; may be called on any thread. Reads the file of keys again when it changes.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,7 +12,9 @@
 
 #include "absl/status/statusor.h"
 #include "common/auth/watched_file.h"
+#include "common/rt/clock.h"
 #include "router/api_keys.h"
+#include "router/key_limits.h"
 #include "router/metrics.h"
 
 namespace flotilla::router {
@@ -26,10 +30,16 @@ class KeyGate {
   // with kInvalidApiKey, and counts in the metrics.
   absl::StatusOr<KeyOwner> Admit(std::string_view authorization);
 
- private:
-  KeyGate(std::unique_ptr<WatchedFile<ApiKeys>> keys, RouterMetrics* metrics)
-      : keys_(std::move(keys)), metrics_(metrics) {}
+  // As KeyLimits, with the limits that the file gives the name now.
+  absl::StatusOr<std::shared_ptr<void>> Begin(const std::string& name);
+  void Use(const std::string& name, std::int64_t tokens);
 
+ private:
+  KeyGate(std::unique_ptr<WatchedFile<ApiKeys>> keys, const Clock* clock, RouterMetrics* metrics)
+      : clock_(clock), keys_(std::move(keys)), metrics_(metrics) {}
+
+  const Clock* const clock_;
+  KeyLimits limits_;
   const std::unique_ptr<WatchedFile<ApiKeys>> keys_;
   RouterMetrics* const metrics_;
 };

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "router/errors.h"
+
 namespace flotilla::router {
 namespace {
 
@@ -28,6 +30,7 @@ RouterMetrics::RouterMetrics(Metrics& metrics, const Metrics::Labels& labels)
       in_flight_(metrics.AddGauge("flotilla_router_requests_in_flight",
                                   "Valid requests that are not over.", labels)),
       refused_queue_full_(Refused(metrics, labels, "queue_full")),
+      refused_limit_(Refused(metrics, labels, "rate_limit")),
       refused_draining_(Refused(metrics, labels, "draining")),
       refused_too_long_(Refused(metrics, labels, "too_long")),
       refused_deadline_(Refused(metrics, labels, "deadline")),
@@ -63,7 +66,8 @@ void RouterMetrics::OnEnded() { in_flight_.Decrement(); }
 void RouterMetrics::OnRefused(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      return refused_queue_full_.Increment();
+      return (ErrorCode(status) == kRateLimitExceeded ? refused_limit_ : refused_queue_full_)
+          .Increment();
     case absl::StatusCode::kUnavailable:
       return refused_draining_.Increment();
     case absl::StatusCode::kOutOfRange:

@@ -39,6 +39,7 @@ class RouterMetrics {
   Counter& requests_;
   Gauge& in_flight_;
   Counter& refused_queue_full_;
+  Counter& refused_limit_;
   Counter& refused_draining_;
   Counter& refused_too_long_;
   Counter& refused_deadline_;

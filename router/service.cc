@@ -418,6 +418,12 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   if (!known.ok()) return known.status();
   const Model& model = *known->model;
   const ModelLimits& limits = known->info.limits;
+  absl::StatusOr<std::shared_ptr<void>> permit = std::shared_ptr<void>();
+  if (options_.permit) permit = options_.permit(api.tenant);
+  if (!permit.ok()) {
+    model.served.metrics->OnRefused(permit.status());
+    return permit.status();
+  }
   const std::shared_ptr<IoLoopState>& state = static_cast<IoLoopImpl&>(io_loop).state();
   GenerationImpl::Identity identity = NewIdentity();
   const RequestId id = identity.id;
@@ -432,7 +438,8 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
                                                 this,
                                                 options_.max_attempts,
                                                 options_.on_over,
-                                                &model.encoder.chat_prompt()};
+                                                &model.encoder.chat_prompt(),
+                                                *std::move(permit)};
   auto generation = std::make_unique<GenerationImpl>(
       environment, std::move(identity), api, Resolve(api, limits, id), limits, state, listener);
   using Encoded = GenerationImpl::Encoded;

@@ -218,6 +218,9 @@ struct ServiceOptions {
   std::size_t tokenizer_queue_bytes = 32u << 20;  // their input
   // How often a request is submitted in all, if engines give it back.
   std::uint32_t max_attempts = 8;
+  // Called by Start with the tenant. Its error is that of Start; else the generation keeps what it
+  // returns. May be empty. Any thread.
+  std::function<absl::StatusOr<std::shared_ptr<void>>(const std::string& tenant)> permit;
   // Called when a request that was started is over, on its I/O loop's thread. Must not
   // block. May be empty.
   std::function<void(const RequestRecord&)> on_over;
@@ -246,7 +249,8 @@ class InferenceService {
 
   // Begins a generation; called only on the I/O loop's thread. If the request has no seed, it
   // gets a hash of tenant and client request id, or a random one. RESOURCE_EXHAUSTED
-  // with a retry hint: the tokenizer pool's queue is full, or this tenant's part of it.
+  // with a retry hint: the tokenizer pool's queue is full, or this tenant's part of it, or
+  // ServiceOptions::permit says so.
   // Later refusals arrive as OnDone before OnAccepted: the engine's queue is full, or the
   // prompt is longer than the context. The latter is OUT_OF_RANGE with
   // kContextLengthExceeded; it does not say the prompt's length, because encoding stops at

@@ -59,6 +59,8 @@ int HttpStatusOf(const absl::Status& status) {
       return 400;
     case absl::StatusCode::kUnauthenticated:
       return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
     case absl::StatusCode::kNotFound:
       return 404;
     case absl::StatusCode::kResourceExhausted:

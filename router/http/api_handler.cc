@@ -31,7 +31,7 @@ namespace {
 constexpr char kJson[] = "application/json";
 constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST";
 constexpr std::string_view kIdSuffix = "{id}";
-constexpr std::string_view kModel = "/v1/models/{id}";
+constexpr std::string_view kModel = "/v1/models/{id}", kAbort = "/admin/abort/{id}";
 
 // Decodes "%2F" and the like in a path; a bad escape stays as it is.
 std::string DecodePercent(std::string_view text) {
@@ -121,8 +121,9 @@ class ApiHandler final : public HttpHandler {
 
  private:
   using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
-  // The clients that may use a route: those with a key, if there are keys, or anybody.
-  enum class Access : std::uint8_t { kKey, kAnybody };
+  // The clients that may use a route: those with a key of an admin, those with a key, or anybody.
+  // Without keys everybody has the rights of a key, and with ApiOptions::admin those of an admin.
+  enum class Access : std::uint8_t { kAdmin, kKey, kAnybody };
   struct Route {
     std::string_view method, path;  // {id} at the end of a path stands for any id
     Access access;
@@ -137,7 +138,7 @@ class ApiHandler final : public HttpHandler {
       return asked.size() > prefix.size() && asked.starts_with(prefix);
     }
   };
-  static const std::array<Route, 10> kRoutes;
+  static const std::array<Route, 11> kRoutes;
 
   static HttpRefusal RefuseMethod(const Route& route) {
     const bool is_get = route.method == kGet;
@@ -150,7 +151,8 @@ class ApiHandler final : public HttpHandler {
   const Route* Find(std::string_view method, std::string_view path) const;
   // Whether this server has the route at all.
   bool Has(const Route& route) const {
-    return !options_.health_only || route.access == Access::kAnybody;
+    if (options_.health_only) return route.access == Access::kAnybody;
+    return route.access != Access::kAdmin || options_.gate != nullptr || options_.admin;
   }
   // Suggests the path that a client may have meant, or says where all paths are listed.
   std::string PathHint(std::string_view asked) const;
@@ -195,6 +197,7 @@ class ApiHandler final : public HttpHandler {
   std::unique_ptr<HttpExchange> RunDetokenize(DetokenizeRequest detokenize, HttpReply& reply);
   std::unique_ptr<HttpExchange> ListModels(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> GetModel(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> Abort(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Health(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Ready(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Metrics(HttpRequest& request, HttpReply& reply);
@@ -207,13 +210,14 @@ class ApiHandler final : public HttpHandler {
   IoLoop& io_loop_;
 };
 
-const std::array<ApiHandler::Route, 10> ApiHandler::kRoutes = {{
+const std::array<ApiHandler::Route, 11> ApiHandler::kRoutes = {{
     {"POST", "/v1/chat/completions", Access::kKey, &ApiHandler::Chat},
     {"POST", "/v1/completions", Access::kKey, &ApiHandler::Complete},
     {"GET", "/v1/models", Access::kKey, &ApiHandler::ListModels},
     {"GET", kModel, Access::kKey, &ApiHandler::GetModel},
     {"POST", "/tokenize", Access::kKey, &ApiHandler::Tokenize},
     {"POST", "/detokenize", Access::kKey, &ApiHandler::Detokenize},
+    {"POST", kAbort, Access::kAdmin, &ApiHandler::Abort},
     {"GET", "/health", Access::kAnybody, &ApiHandler::Health},
     {"GET", "/ready", Access::kAnybody, &ApiHandler::Ready},
     {"GET", "/metrics", Access::kAnybody, &ApiHandler::Metrics},
@@ -235,9 +239,13 @@ HttpAdmission ApiHandler::Admit(const HttpHead& head) {
   const Route* route = Find(head.method, head.path);
   HttpAdmission admission;
   // A path that does not exist needs a key, too, so that nobody can find paths by trying.
-  if (options_.gate != nullptr && (route == nullptr || route->access == Access::kKey)) {
+  if (options_.gate != nullptr && (route == nullptr || route->access != Access::kAnybody)) {
     absl::StatusOr<KeyOwner> caller = options_.gate->Admit(head.authorization);
     if (!caller.ok()) return {.refusal = ToRefusal(caller.status())};
+    if (route != nullptr && route->access == Access::kAdmin && !caller->is_admin) {
+      return {.refusal = ToRefusal(
+                  absl::PermissionDeniedError(Cat(route->path, " needs the key of an admin")))};
+    }
     admission.caller = *std::move(caller);
   }
   if (head.has_body) {
@@ -451,6 +459,18 @@ std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpRep
   return nullptr;
 }
 
+std::unique_ptr<HttpExchange> ApiHandler::Abort(HttpRequest& request, HttpReply& reply) {
+  const std::string id =
+      DecodePercent(std::string_view(request.path).substr(kAbort.size() - kIdSuffix.size()));
+  // Answers have such an id behind a prefix (OpenAiAnswer).
+  absl::string_view bare = id;
+  if (!absl::ConsumePrefix(&bare, "chatcmpl-")) absl::ConsumePrefix(&bare, "cmpl-");
+  reply.Send(
+      200, kJson,
+      service_.Abort({bare.data(), bare.size()}) ? R"({"found":true})" : R"({"found":false})", {});
+  return nullptr;
+}
+
 std::unique_ptr<HttpExchange> ApiHandler::Health(HttpRequest&, HttpReply& reply) {
   reply.Send(200, kJson, R"({"status":"ok"})", {});
   return nullptr;
@@ -474,7 +494,9 @@ std::unique_ptr<HttpExchange> ApiHandler::Metrics(HttpRequest&, HttpReply& reply
 
 std::unique_ptr<HttpExchange> ApiHandler::Root(HttpRequest&, HttpReply& reply) {
   std::string body = "flotilla\n\n";
-  for (const Route& route : kRoutes) body += Cat(route.method, " ", route.path, "\n");
+  for (const Route& route : kRoutes) {
+    if (Has(route)) body += Cat(route.method, " ", route.path, "\n");
+  }
   reply.Send(200, "text/plain; charset=utf-8", std::move(body), {});
   return nullptr;
 }

@@ -20,6 +20,7 @@ struct ApiOptions {
   std::function<std::string()> metrics;  // may be empty
   RouterMetrics* refusals = nullptr;     // may be null
   KeyGate* gate = nullptr;               // null: everybody is admitted
+  bool admin = false;  // without a gate: the routes of admins exist, for everybody
   HostPolicy hosts = HostPolicy("", {});
   bool health_only = false;  // true: only /health, /ready and /metrics exist
 };

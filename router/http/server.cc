@@ -60,6 +60,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
                                  .metrics = options_.metrics,
                                  .refusals = options_.refusals,
                                  .gate = options_.gate,
+                                 .admin = options_.admin,
                                  .hosts = HostPolicy(options_.address, options_.allowed_hosts),
                                  .health_only = options_.health_only},
                                 service, io_loop_.get())),

@@ -65,6 +65,8 @@ struct HttpServerOptions {
   std::string tenant_header;
   // Admits callers, which are then the tenants; null: everybody. Outlives the server.
   KeyGate* gate = nullptr;
+  // Without a gate: the routes of admins exist, for everybody who reaches the server.
+  bool admin = false;
   // Unknown body fields are ignored, with a warning header, not refused.
   bool permissive = false;
   std::size_t max_prompts = 32;  // of one completions request

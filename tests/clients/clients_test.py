@@ -38,7 +38,7 @@ PreTrainedTokenizerFast(tokenizer_object=one).save_pretrained(sys.argv[1])
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("server")) as one:
+    with Server(tmp_path_factory.mktemp("server"), "--admin") as one:
         yield one
 
 

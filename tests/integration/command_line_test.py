@@ -167,6 +167,10 @@ def test_two_servers_do_not_share_a_port(tmp_path):
      "directory"),
     ("serve", "--tenant-weights alice", "--tenant-weights"),
     ("serve", "--api-keys-file /no/such", "/no/such"),
+    ("serve", "--admin --host 0.0.0.0", "--admin with --host 0.0.0.0: without --api-keys-file it "
+     "needs a loopback address"),
+    ("serve", "--admin --api-keys-file /no/such", "--admin and --api-keys-file: the keys of the "
+     "class admin say who is one"),
     ("serve", "--device gpu", "--device: 'gpu' is not auto, cpu, cuda or cuda:N"),
     ("worker", "--device cuda:one", "--device: 'cuda:one' is not auto, cpu, cuda or cuda:N"),
     ("worker", "--tls-cert /no/such", "--tls-cert"),

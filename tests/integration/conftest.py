@@ -14,7 +14,7 @@ from flotilla_server import ROOT, Server
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """A server with the defaults, which most tests share."""
-    with Server(tmp_path_factory.mktemp("server")) as running:
+    with Server(tmp_path_factory.mktemp("server"), "--admin") as running:
         yield running
 
 

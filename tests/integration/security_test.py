@@ -15,6 +15,7 @@ import types
 
 import grpc
 import httpx
+import openai
 import pytest
 from google.protobuf import descriptor_pb2
 
@@ -25,6 +26,7 @@ from security_files import Authority, new_secret, write
 ANYBODY = {"/health", "/ready", "/metrics"}
 ANYBODYS_RPCS = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
 KEY, OTHER_KEY = "alices-key-" + new_secret(), "bobs-key-" + new_secret()
+BOBS_KEY = "one-more-key-" + new_secret()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def wrong_headers(files):
 
 def test_every_route_needs_a_key(fleet, files):
     walked = routes(fleet)
-    assert len(walked) == 10
+    assert len(walked) == 11
     for method, path in walked + [("GET", "/no/such"), ("POST", "/v1/no"), ("OPTIONS", "/"),
                                   ("DELETE", "/v1/models"), ("GET", "/metrics/"),
                                   ("GET", "/health/../v1/models"), ("GET", "//health")]:
@@ -471,3 +473,70 @@ def test_nothing_secret_is_told(fleet, files):
     for secret in (KEY, OTHER_KEY, files.secret, files.other_secret, KEY[11:]):
         assert secret not in told
     assert "PRIVATE KEY" not in told
+
+
+# --- Classes and limits of keys ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """A server whose keys have classes and limits."""
+    folder = tmp_path_factory.mktemp("limited")
+    keys = write(folder / "keys", f"root {KEY} admin\nalice {OTHER_KEY} user max-concurrent=1\n"
+                                  f"bob {BOBS_KEY} tokens-per-minute=20\n")
+    with Server(folder, "--api-keys-file", str(keys), "--kv-blocks", "256") as one:
+        yield one
+
+
+def openai_client(server, key):
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.ports['http']}/v1", api_key=key,
+                         max_retries=0, timeout=60)
+
+
+def test_a_limit_of_running_requests_is_named_and_an_admin_ends_one(limited, pb):
+    with openai_client(limited, OTHER_KEY) as alice:
+        stream = alice.completions.create(
+            model=MODEL, prompt="Once upon a time", max_tokens=2000, temperature=0, stream=True,
+            extra_body={"ignore_eos": True})
+        running = next(iter(stream)).id
+        with pytest.raises(openai.RateLimitError) as refused:
+            alice.completions.create(model=MODEL, prompt="hi", max_tokens=1)
+        assert refused.value.code == "rate_limit_exceeded"
+        assert "the limit max-concurrent=1 of 'alice' is reached" in refused.value.message
+        assert refused.value.response.headers["retry-after"] == "1"
+        with grpc.insecure_channel(f"127.0.0.1:{limited.ports['grpc']}") as channel:
+            stub = pb.services.InferenceStub(channel)
+            with pytest.raises(grpc.RpcError) as over_grpc:
+                list(stub.Generate(
+                    pb.messages.GenerateRequest(model=MODEL, text="hi", max_tokens=1), timeout=60,
+                    metadata=[("authorization", f"Bearer {OTHER_KEY}")]))
+        assert over_grpc.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "max-concurrent=1" in over_grpc.value.details()
+        # Another name is not held up, and only an admin may end what is not its own.
+        with openai_client(limited, KEY) as root:
+            root.completions.create(model=MODEL, prompt="hi", max_tokens=1)
+        path = f"/admin/abort/{running}"
+        refused = limited.http.post(path, headers=bearer(OTHER_KEY))
+        assert refused.status_code == 403
+        assert "needs the key of an admin" in refused.json()["error"]["message"]
+        assert limited.http.post(path, headers=bearer(KEY)).json() == {"found": True}
+        for _ in stream:
+            pass
+        wait_until(lambda: limited.http.post("/v1/completions", headers=bearer(OTHER_KEY), json={
+            "model": MODEL, "prompt": "hi", "max_tokens": 1}).status_code == 200,
+                   "the ended request is not counted any more")
+    assert limited.metric("flotilla_router_rejected_total", reason="rate_limit") >= 2
+
+
+def test_tokens_of_a_minute_are_used_up(limited):
+    ask = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 30, "ignore_eos": True}
+    first = limited.http.post("/v1/completions", headers=bearer(BOBS_KEY), json=ask)
+    assert first.status_code == 200
+    used = first.json()["usage"]["total_tokens"]
+    second = limited.http.post("/v1/completions", headers=bearer(BOBS_KEY), json=ask)
+    assert second.status_code == 429
+    error = second.json()["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+    assert "tokens-per-minute=20" in error["message"] and "bob" in error["message"]
+    seconds = (used - 20) * 60 / 20
+    assert seconds - 20 < int(second.headers["retry-after"]) <= seconds + 1

@@ -57,6 +57,26 @@ TEST(ApiKeysTest, AKeyMayHaveAHighestPriority) {
   EXPECT_EQ(keys->Find("sk-another-key-of-carols")->max_priority, 100);  // whatever there is
 }
 
+TEST(ApiKeysTest, AKeyHasAClassAndANameHasLimits) {
+  const auto keys = ApiKeys::Parse("root " + kKey + " admin max-priority=5\nalice " + kOther +
+                                   " user tokens-per-minute=1000 max-concurrent=2\n"
+                                   "alice sk-another-key-of-alices max-concurrent=2\n"
+                                   "bob sk-0123456789abcdef-of-bob\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_TRUE(keys->Find(kKey)->is_admin);
+  EXPECT_EQ(keys->Find(kKey)->max_priority, 5);
+  EXPECT_FALSE(keys->Find(kOther)->is_admin);
+  EXPECT_FALSE(keys->Find("sk-0123456789abcdef-of-bob")->is_admin);
+  EXPECT_EQ(keys->LimitsOf("alice").tokens_per_minute, 1000);
+  EXPECT_EQ(keys->LimitsOf("alice").max_concurrent, 2);
+  EXPECT_EQ(keys->LimitsOf("bob").tokens_per_minute, 0);
+  EXPECT_EQ(keys->LimitsOf("nobody").max_concurrent, 0);
+  EXPECT_EQ(ApiKeys::Parse("bob " + kKey + " max-concurrent=2\nbob " + kOther + " max-concurrent=3")
+                .status()
+                .message(),
+            "line 2: a line before gives this name another limit");
+}
+
 TEST(ApiKeysTest, RefusesByLineAndNeverRepeatsAKey) {
   const std::string good = "alice " + kKey + "\n";
   const std::vector<std::string> files = {
@@ -74,6 +94,12 @@ TEST(ApiKeysTest, RefusesByLineAndNeverRepeatsAKey) {
       good + "bob " + kOther + " max-priority=99999999999999999999",
       good + "bob " + kOther + " max-priority=1 max-priority=1",
       good + "bob " + kOther + " Max-Priority=1",
+      good + "bob " + kOther + " Admin",
+      good + "bob " + kOther + " user admin",
+      good + "bob " + kOther + " max-priority=1 admin",
+      good + "bob " + kOther + " tokens-per-minute=0",
+      good + "bob " + kOther + " tokens-per-minute=100000001",
+      good + "bob " + kOther + " max-concurrent=-1",
       good + "bob max-priority=1 " + kOther,
       good + "bob " + kKey + "\n",                    // twice
       good + "b/b " + kOther + "\n",                  // a name that is none

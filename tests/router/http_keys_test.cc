@@ -74,6 +74,35 @@ TEST_F(HttpKeysTest, HealthNeedsNoKeyAndWhatDoesNotExistDoes) {
   EXPECT_EQ(HttpClient(port_).Call("GET", "/nothing", "", kAlice).status, 404);
 }
 
+TEST_F(HttpKeysTest, RoutesOfAdminsNeedTheKeyOfOne) {
+  files_.Write("keys", "alice " + kKey + "\nroot " + kOther + " admin");
+  file_clock_.AdvanceNs(1'000'000'000);
+  ServeWithKeys();
+  const std::string path = "/admin/abort/gen-1";
+  EXPECT_EQ(HttpClient(port_).Call("POST", path).status, 401);
+  const HttpResponse refused = HttpClient(port_).Call("POST", path, "", kAlice);
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(refused.json()["error"]["message"], "/admin/abort/{id} needs the key of an admin");
+  const HttpResponse answered = HttpClient(port_).Call("POST", path, "", kBob);
+  EXPECT_EQ(answered.status, 200);
+  EXPECT_EQ(answered.json()["found"], false);
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/v1/models", "", kBob).status, 200);  // as a user
+}
+
+TEST_F(HttpTest, WithoutKeysRoutesOfAdminsExistOnlyIfTheServerIsToldSo) {
+  Serve();
+  EXPECT_EQ(HttpClient(port_).Call("POST", "/admin/abort/x").status, 404);
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/").body.find("/admin"), std::string::npos);
+  Fixture setup;
+  setup.http.admin = true;
+  server_.reset();
+  Serve(setup);
+  EXPECT_NE(HttpClient(port_).Call("GET", "/").body.find("POST /admin/abort/{id}"),
+            std::string::npos);
+  EXPECT_EQ(HttpClient(port_).Call("POST", "/admin/abort/x").json()["found"], false);
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/admin/abort/x").status, 405);
+}
+
 TEST_F(HttpKeysTest, ABodyIsNotReadBeforeTheKey) {
   ServeWithKeys();
   HttpClient client(port_);
