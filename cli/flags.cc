@@ -80,6 +80,11 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "name. The default is * unless the server listens on loopback; then only the names of "
      "loopback are allowed.",
      kServe | kRouter},
+    {"--cors-origin", &RoleFlags::cors_origins, "ORIGIN", 0, 0, kListen,
+     "An origin whose web pages may call the API and read its answers, such as "
+     "https://chat.example. Repeat the flag for several origins; * means all. By default browsers "
+     "keep the answers from pages of other origins.",
+     kServe | kRouter},
     {"--listen-port", &RoleFlags::listen_port, "port", 0, 65535, kListen,
      "The port where the rest of the fleet reaches this process. 0 means any free port.",
      kScheduler | kWorker | kNode},

@@ -28,6 +28,7 @@ struct RoleFlags {
   std::int64_t health_port = -1;        // -1: none
   std::int64_t max_connections = 1024;  // over HTTP
   std::string allowed_hosts;            // comma-separated
+  std::vector<std::string> cors_origins;
   std::vector<std::string> schedulers;  // HOST:PORT or dns:///NAME:PORT
   std::string worker;                   // HOST:PORT
   std::int64_t hold_seconds = 60;

@@ -173,6 +173,11 @@ class FrontendsImpl final : public Frontends {
     http_options.tenant_header = flags_.tenant_header;
     http_options.gate = gate_.get();
     http_options.admin = flags_.admin;
+    absl::StatusOr<router::CorsPolicy> pages = router::CorsPolicy::Create(flags_.cors_origins);
+    if (!pages.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--cors-origin: ", pages.status().message()));
+    }
+    http_options.pages = *std::move(pages);
     http_options.refusals = parts_.unknown;
     const std::uint64_t limit = DescriptorLimit();
     const std::uint64_t others = std::min(kOtherDescriptors, limit / 2);

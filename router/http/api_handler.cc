@@ -29,7 +29,7 @@ namespace flotilla::router {
 namespace {
 
 constexpr char kJson[] = "application/json";
-constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST";
+constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST", kOptions = "OPTIONS";
 constexpr std::string_view kIdSuffix = "{id}";
 constexpr std::string_view kModel = "/v1/models/{id}", kAbort = "/admin/abort/{id}";
 
@@ -116,10 +116,16 @@ class ApiHandler final : public HttpHandler {
         service_(*service),
         io_loop_(*io_loop) {}
 
-  HttpAdmission Admit(const HttpHead& head) override;
+  HttpAdmission Admit(const HttpHead& head) override {
+    HttpAdmission admission = AdmitCaller(head);
+    admission.headers = options_.pages.AnswerHeaders(head.origin);
+    return admission;
+  }
   std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) override;
 
  private:
+  HttpAdmission AdmitCaller(const HttpHead& head);
+
   using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
   // The clients that may use a route: those with a key of an admin, those with a key, or anybody.
   // Without keys everybody has the rights of a key, and with ApiOptions::admin those of an admin.
@@ -234,8 +240,13 @@ const ApiHandler::Route* ApiHandler::Find(std::string_view method, std::string_v
   return found;
 }
 
-HttpAdmission ApiHandler::Admit(const HttpHead& head) {
+HttpAdmission ApiHandler::AdmitCaller(const HttpHead& head) {
   if (!options_.hosts.Allows(head.host)) return {.refusal = RefuseHost(head.host)};
+  // Browsers send no key with the question whether they may.
+  if (head.method == kOptions && head.asks_for_page && !head.has_body &&
+      options_.pages.Allows(head.origin)) {
+    return {.preflight = true};
+  }
   const Route* route = Find(head.method, head.path);
   HttpAdmission admission;
   // A path that does not exist needs a key, too, so that nobody can find paths by trying.
@@ -277,6 +288,10 @@ std::string ApiHandler::PathHint(std::string_view asked) const {
 }
 
 std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply& reply) {
+  if (request.preflight) {
+    reply.Send(200, "text/plain; charset=utf-8", "", CorsPolicy::PreflightHeaders());
+    return nullptr;
+  }
   const Route* route = Find(request.method, request.path);
   if (route == nullptr) {
     SendError(NothingAt(request.path), reply);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "router/http/cors_policy.h"
 #include "router/http/exchange.h"
 #include "router/http/host_policy.h"
 #include "router/key_gate.h"
@@ -22,6 +23,7 @@ struct ApiOptions {
   KeyGate* gate = nullptr;               // null: everybody is admitted
   bool admin = false;  // without a gate: the routes of admins exist, for everybody
   HostPolicy hosts = HostPolicy("", {});
+  CorsPolicy pages;
   bool health_only = false;  // true: only /health, /ready and /metrics exist
 };
 

@@ -146,6 +146,7 @@ void Connection::Parse() {
     Enter(State::kReadingHead);
     reader_.emplace(&owner_->limits(), &owner_->body_memory());
     head_only_ = false;
+    answer_headers_.clear();
     SetDeadline(owner_->limits().header_timeout);
   }
   while (true) {
@@ -173,14 +174,17 @@ bool Connection::OnHead() {
   const auto method = head.method_string(), host = head[http::field::host];
   head_only_ = head.method() == http::verb::head;
   http10_ = head.version() < 11;
-  HttpAdmission admission =
-      owner_->handler().Admit({.method = {method.data(), method.size()},
-                               .path = PathOf(head.target()),
-                               .host = {host.data(), host.size()},
-                               .authorization = OneOf(head, http::field::authorization),
-                               .content_type = OneOf(head, http::field::content_type),
-                               .from_page = head.count(http::field::origin) > 0,
-                               .has_body = reader_->has_body()});
+  HttpAdmission admission = owner_->handler().Admit(
+      {.method = {method.data(), method.size()},
+       .path = PathOf(head.target()),
+       .host = {host.data(), host.size()},
+       .authorization = OneOf(head, http::field::authorization),
+       .content_type = OneOf(head, http::field::content_type),
+       .from_page = head.count(http::field::origin) > 0,
+       .origin = OneOf(head, http::field::origin),
+       .asks_for_page = head.count(http::field::access_control_request_method) > 0,
+       .has_body = reader_->has_body()});
+  answer_headers_ = std::move(admission.headers);
   if (admission.refusal.has_value()) {
     Refuse(*std::move(admission.refusal));
     return false;
@@ -190,6 +194,7 @@ bool Connection::OnHead() {
   request_ = HttpRequest();
   request_.method = std::string(method);
   request_.path = std::string(PathOf(head.target()));
+  request_.preflight = admission.preflight;
   const auto id = head["X-Request-Id"];
   request_.client_named = UsableRequestId({id.data(), id.size()});
   request_.request_id = request_.client_named ? std::string(id) : owner_->NewRequestId();
@@ -309,7 +314,9 @@ void Connection::AppendHead(int status, std::string_view content_type, const Htt
       "\r\ndate: ", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
       "\r\ncontent-type: ", content_type, "\r\nx-request-id: ", request_id_,
       "\r\nx-content-type-options: nosniff\r\n");
-  for (const auto& [name, value] : headers) pending_ += Cat(name, ": ", value, "\r\n");
+  for (const HttpHeaders* all : {&headers, &std::as_const(answer_headers_)}) {
+    for (const auto& [name, value] : *all) pending_ += Cat(name, ": ", value, "\r\n");
+  }
   if (!keep_alive_) {
     pending_ += "connection: close\r\n";
   } else if (http10_) {

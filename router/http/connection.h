@@ -153,6 +153,7 @@ class Connection final : public HttpReply,
 
   std::unique_ptr<HttpExchange> exchange_;
   std::string request_id_;
+  HttpHeaders answer_headers_;  // of HttpAdmission
   bool keep_alive_ = true;
   bool http10_ = false;
   bool head_only_ = false;  // the request is a HEAD

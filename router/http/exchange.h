@@ -26,7 +26,10 @@ struct HttpHead {
   std::string_view authorization;  // empty: there is none, or several
   std::string_view content_type;   // the same
   bool from_page = false;          // a page in a browser asks: there is an Origin header
-  bool has_body = false;           // the head announces bytes of a body
+  std::string_view origin;         // its value; empty: there is none, or several
+  // An OPTIONS that asks whether a page may send a request: it has Access-Control-Request-Method.
+  bool asks_for_page = false;
+  bool has_body = false;  // the head announces bytes of a body
 };
 
 struct HttpRequest {
@@ -36,6 +39,7 @@ struct HttpRequest {
   bool client_named = false;        // the client sent it
   std::string tenant;               // as the key or the tenant header says
   std::int64_t max_priority = 100;  // as the key says
+  bool preflight = false;           // as HttpAdmission says
   TraceContext trace;               // of a valid traceparent; else all zero
   std::chrono::steady_clock::time_point came;  // when it was whole
   std::string body;
@@ -54,6 +58,8 @@ struct HttpRefusal {
 struct HttpAdmission {
   std::optional<KeyOwner> caller;  // the key's owner; none: callers have no names
   std::optional<HttpRefusal> refusal;
+  HttpHeaders headers;     // of the answer, whatever it is
+  bool preflight = false;  // a browser asks for a page that may read answers
 };
 
 // The answer being written. Either Send once, or Begin, any number of Write, and

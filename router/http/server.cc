@@ -62,6 +62,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
                                  .gate = options_.gate,
                                  .admin = options_.admin,
                                  .hosts = HostPolicy(options_.address, options_.allowed_hosts),
+                                 .pages = options_.pages,
                                  .health_only = options_.health_only},
                                 service, io_loop_.get())),
         work_(context_.get_executor()),

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "router/http/cors_policy.h"
 #include "router/key_gate.h"
 #include "router/service.h"
 
@@ -57,6 +58,8 @@ struct HttpServerOptions {
   std::size_t spare_descriptors = 0;
   // Host headers that are answered besides those of loopback (router/http/host_policy.h).
   std::vector<std::string> allowed_hosts;
+  // The web pages that may read answers.
+  CorsPolicy pages;
   // Serves only routes that need no key: /health, /ready and /metrics.
   bool health_only = false;
   HttpLimits limits;

@@ -171,6 +171,8 @@ def test_two_servers_do_not_share_a_port(tmp_path):
      "needs a loopback address"),
     ("serve", "--admin --api-keys-file /no/such", "--admin and --api-keys-file: the keys of the "
      "class admin say who is one"),
+    ("serve", "--cors-origin https://chat.example/", "--cors-origin: 'https://chat.example/' is no "
+     "origin"),
     ("serve", "--device gpu", "--device: 'gpu' is not auto, cpu, cuda or cuda:N"),
     ("worker", "--device cuda:one", "--device: 'cuda:one' is not auto, cpu, cuda or cuda:N"),
     ("worker", "--tls-cert /no/such", "--tls-cert"),

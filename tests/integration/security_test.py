@@ -480,11 +480,12 @@ def test_nothing_secret_is_told(fleet, files):
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory):
-    """A server whose keys have classes and limits."""
+    """A server whose keys have classes and limits, and a page that may call it."""
     folder = tmp_path_factory.mktemp("limited")
     keys = write(folder / "keys", f"root {KEY} admin\nalice {OTHER_KEY} user max-concurrent=1\n"
                                   f"bob {BOBS_KEY} tokens-per-minute=20\n")
-    with Server(folder, "--api-keys-file", str(keys), "--kv-blocks", "256") as one:
+    with Server(folder, "--api-keys-file", str(keys), "--kv-blocks", "256",
+                "--cors-origin", "https://chat.example") as one:
         yield one
 
 
@@ -540,3 +541,19 @@ def test_tokens_of_a_minute_are_used_up(limited):
     assert "tokens-per-minute=20" in error["message"] and "bob" in error["message"]
     seconds = (used - 20) * 60 / 20
     assert seconds - 20 < int(second.headers["retry-after"]) <= seconds + 1
+
+
+def test_a_page_of_a_named_origin_may_read_answers(limited):
+    page = {"origin": "https://chat.example"}
+    asked = limited.http.options("/v1/chat/completions", headers={
+        **page, "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type"})
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == "https://chat.example"
+    answer = limited.http.get("/v1/models", headers={**page, **bearer(KEY)})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    refused = limited.http.get("/v1/models", headers=page)
+    assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
+    other = limited.http.get("/v1/models", headers={"origin": "https://evil.example", **bearer(KEY)})
+    assert "access-control-allow-origin" not in other.headers

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "router/http/cors_policy.h"
 #include "router/http/host_policy.h"
 #include "tests/router/http_fixture.h"
 
@@ -48,6 +49,73 @@ TEST_F(HttpTest, APageNeedsTheTypeOfJson) {
                                  "access-control-request-headers: content-type\r\n");
   EXPECT_EQ(preflight.status, 405);
   EXPECT_FALSE(preflight.headers.contains("access-control-allow-origin"));
+}
+
+// ---- Pages that may.
+
+constexpr char kPreflight[] =
+    "access-control-request-method: POST\r\n"
+    "access-control-request-headers: authorization,content-type,x-stainless-os\r\n";
+
+TEST_F(HttpTest, APageOfANamedOriginMayCallAndReadAnswers) {
+  Fixture setup;
+  setup.http.pages = *CorsPolicy::Create({"https://chat.example", "http://localhost:3000"});
+  Serve(setup);
+  const std::string origin = "origin: https://chat.example\r\n";
+  const std::string json = "content-type: application/json\r\n";
+  HttpClient client(port_);  // the preflight leaves the connection open
+  const HttpResponse preflight = client.Call("OPTIONS", "/v1/completions", "", origin + kPreflight);
+  EXPECT_EQ(preflight.status, 200);
+  EXPECT_EQ(preflight.body, "");
+  EXPECT_EQ(preflight.headers.at("access-control-allow-origin"), "https://chat.example");
+  EXPECT_EQ(preflight.headers.at("access-control-allow-methods"), "GET, HEAD, POST");
+  EXPECT_EQ(preflight.headers.at("access-control-allow-headers"), "authorization, *");
+  EXPECT_EQ(preflight.headers.at("vary"), "origin");
+  const HttpResponse answer = client.Call("POST", "/v1/completions", kBody, origin + json);
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "https://chat.example");
+  EXPECT_FALSE(answer.headers.contains("access-control-allow-credentials"));
+  // The page also reads why it is refused. Its type must still be JSON's.
+  const HttpResponse refused =
+      Post("/v1/completions", kBody, origin + "content-type: text/plain\r\n");
+  EXPECT_EQ(refused.status, 415);
+  EXPECT_EQ(refused.headers.at("access-control-allow-origin"), "https://chat.example");
+  // A request after it on the same connection, without an origin, gets none of it.
+  EXPECT_FALSE(client.Call("GET", "/v1/models").headers.contains("access-control-allow-origin"));
+}
+
+TEST_F(HttpTest, PagesOfOtherOriginsGetNothing) {
+  Fixture setup;
+  setup.http.pages = *CorsPolicy::Create({"https://chat.example"});
+  Serve(setup);
+  for (const std::string origin :
+       {"https://chat.example.evil", "http://chat.example", "https://chat.example:444", "null",
+        "https://CHAT.example", "*", "https://chat.example\r\norigin: https://chat.example"}) {
+    const std::string header = "origin: " + origin + "\r\n";
+    const HttpResponse preflight =
+        HttpClient(port_).Call("OPTIONS", "/v1/completions", "", header + kPreflight);
+    EXPECT_EQ(preflight.status, 405) << origin;
+    EXPECT_FALSE(preflight.headers.contains("access-control-allow-origin")) << origin;
+    EXPECT_EQ(preflight.headers.at("vary"), "origin");
+    EXPECT_FALSE(HttpClient(port_)
+                     .Call("GET", "/v1/models", "", header)
+                     .headers.contains("access-control-allow-origin"));
+  }
+}
+
+TEST(CorsPolicyTest, OriginsAreWrittenAsBrowsersWriteThem) {
+  EXPECT_TRUE(CorsPolicy::Create({"*"})->Allows("https://any.example"));
+  EXPECT_EQ(CorsPolicy::Create({"*"})->AnswerHeaders("null")[1].second, "*");
+  EXPECT_FALSE(CorsPolicy::Create({"*"})->Allows(""));
+  EXPECT_FALSE(CorsPolicy::Create({})->Allows("https://any.example"));
+  EXPECT_TRUE(CorsPolicy::Create({})->AnswerHeaders("https://any.example").empty());
+  EXPECT_TRUE(CorsPolicy::Create({"http://[::1]:3000", "app://obsidian.md"}).ok());
+  for (const char* wrong :
+       {"", "chat.example", "https://", "://x", "https://chat.example/", "https://Chat.example",
+        "https://*.example", "https://a,https://b", "https://a\r\nx: y", "null"}) {
+    EXPECT_EQ(CorsPolicy::Create({wrong}).status().code(), absl::StatusCode::kInvalidArgument)
+        << wrong;
+  }
 }
 
 int AskAs(std::uint16_t port, const std::string& path, const std::string& host) {
