@@ -75,11 +75,12 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
 }
 
 void LocalFleet::PrintBanner(const RoleFlags& flags) const {
-  log_->Print(absl::StrFormat(
-      "\nflotilla serves %s\n"
-      "  compute  %s, KV %s, %d blocks of %d tokens, on %s\n%s",
-      model_id_, flags.compute, KvFormatsOf(flags)->Name(), executor_->probe().kv_blocks.load(),
-      KvFormatsOf(flags)->block_tokens(), executor_->device().name, UsageText(flags, model_id_, *frontends_)));
+  log_->Print(
+      absl::StrFormat("\nflotilla serves %s\n"
+                      "  compute  %s, KV %s, %d blocks of %d tokens, on %s\n%s",
+                      model_id_, flags.compute, KvFormatsOf(flags)->Name(),
+                      executor_->probe().kv_blocks.load(), KvFormatsOf(flags)->block_tokens(),
+                      executor_->device().name, UsageText(flags, model_id_, *frontends_)));
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {

@@ -18,7 +18,9 @@ namespace {
 using Pieces = std::vector<model::TextPiece>;
 
 // The text is that of a valid request, so it parses.
-OrderedJson Parsed(std::string_view text) { return ParseTemplateJson(text).value_or(OrderedJson()); }
+OrderedJson Parsed(std::string_view text) {
+  return ParseTemplateJson(text).value_or(OrderedJson());
+}
 
 OrderedJson ToolsJson(const std::vector<Tool>& tools) {
   OrderedJson list = OrderedJson::array();

@@ -11,15 +11,6 @@
 namespace flotilla {
 namespace {
 
-constexpr bool DefaultsAgree() {
-  bool agree = true;
-  ForEachOfSampler([&agree](const Parameter& row, auto member) {
-    agree = agree && SamplingParams{}.*member == *row.default_value;
-  });
-  return agree;
-}
-static_assert(DefaultsAgree(), "a row and SamplingParams have different defaults");
-
 // Checks a value against the constants of the row; a model's own limits are the router's matter.
 template <class T>
 absl::Status CheckRange(const Parameter& row, T value) {

@@ -25,6 +25,12 @@ std::string Refusal(Change change) {
   return std::string(status.message());
 }
 
+TEST(Sampling, DefaultsAreThoseOfTheRows) {
+  ForEachOfSampler([](const Parameter& row, auto member) {
+    EXPECT_EQ(SamplingParams{}.*member, *row.default_value) << std::string(row.name);
+  });
+}
+
 TEST(Sampling, EdgesAreInside) {
   EXPECT_EQ(CheckSampling({}, kVocab), absl::OkStatus());
   for (const float penalty : {-2.0f, 2.0f}) {
