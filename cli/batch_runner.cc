@@ -96,6 +96,7 @@ void BatchRunner::RunPosted() {
 absl::Status BatchRunner::Run() {
   router::BatchCore& core = *parts_.core;
   bool goes_on = true;
+  unsynced_ns_ = parts_.clock->NowNs();  // an earlier run may have ended before it synced
   OnEvent(parts_.signals->Wait(absl::ZeroDuration()));  // before any line starts
   while (goes_on) {
     RunPosted();

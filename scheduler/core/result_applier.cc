@@ -14,6 +14,18 @@ absl::Status Mismatch(const SequenceResult& result, const char* what) {
       absl::StrCat("result of sequence ", result.sequence.value(), ": ", what));
 }
 
+// Whether the step computed nothing but rows whose masks were late. It may have waited for them, so
+// its time says nothing about others.
+bool HasOnlyLateRows(const PlanInFlight& plan, const StepResult& result) {
+  for (std::size_t i = 0; i < plan.runs.size(); ++i) {
+    const SequenceResult& sequence = result.sequences[i];
+    const bool is_late =
+        plan.runs[i].samples && sequence.tokens.empty() && !sequence.finished.has_value();
+    if (!is_late) return false;
+  }
+  return !plan.runs.empty();
+}
+
 }  // namespace
 
 absl::Status ResultApplier::Apply(const StepResult& result) {
@@ -45,8 +57,10 @@ absl::Status ResultApplier::ApplyPlan(const PlanInFlight& plan, const StepResult
       return absl::InternalError(absl::StrCat("copy ", copy, " is done but was not begun"));
     }
   }
-  state_.forecast.Observe(plan.shape, result.timings);
-  if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
+  if (!HasOnlyLateRows(plan, result)) {
+    state_.forecast.Observe(plan.shape, result.timings);
+    if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
+  }
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const SequenceResult& sequence = result.sequences[i];
     if (sequence.sequence != plan.runs[i].handle) {

@@ -82,6 +82,26 @@ TEST(Constraints, NobodyElseWaitsForALateMask) {
   EXPECT_GE(harness.core.Snapshot().counters.late_rows, 17u);
 }
 
+// A worker may wait in a step that has nothing but rows whose masks are late.
+TEST(Constraints, TimesOfLateRowsAreNotLearnt) {
+  CoreHarness harness({}, Group(1));
+  bool late = false;
+  harness.mask_of = [&](const worker::BatchItem&) {
+    return late ? std::optional<std::string>("") : std::nullopt;
+  };
+  harness.step_ns = [&](std::uint32_t, std::uint32_t) { return late ? 50'000'000 : 1'000'000; };
+  harness.Submit(1, 20, 150);
+  harness.RunAll();
+  harness.core.Submit(harness.now_ns, Constrained(2, 20, 50));
+  late = true;
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  EXPECT_LT(harness.plans.back().predicted_ns, 10'000'000);
+}
+
 TEST(Constraints, ARefusalEndsTheRequestAndNamesTheReason) {
   CoreHarness harness({}, Group(1));
   harness.mask_of = [](const worker::BatchItem& item) -> std::optional<std::string> {

@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kMostEntries =
     std::max<std::int64_t>(LogprobSpec::kMaxTop, BeamOptions::kMaxCandidates);
 
-// How long the first row of a step whose mask is not there waits for it. All others then do not
+// How long a row waits for a mask that is not there. Those that come after it has given up do not
 // wait, so that a step is late by no more than this.
 constexpr absl::Duration kPatience = absl::Milliseconds(5);
 
@@ -310,10 +310,12 @@ absl::Span<const ItemOutput> StepOutputs::Finish() {
   for (const Request& request : requests_) {
     if (request.state == Request::State::kDone) continue;
     ItemOutput& output = outputs_[request.item];
-    output.failed |= request.state != Request::State::kLate;
-    if (request.kind == Request::Kind::kSample && request.at < output.sampled.size()) {
+    if (request.kind == Request::Kind::kSample) {
+      // What comes of a row behind one without a token means nothing.
+      if (request.at >= output.sampled.size()) continue;
       output.sampled.resize(request.at);
     }
+    output.failed |= request.state != Request::State::kLate;
   }
   return outputs_;
 }

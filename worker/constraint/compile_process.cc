@@ -43,7 +43,7 @@ absl::StatusOr<std::string> CompileProcess::Compile(const Constraint& constraint
     }
   }
   absl::StatusOr<std::string> message = std::string();
-  if (absl::Status sent = WriteAll(socket_.get(), Frame(EncodeConstraint(constraint))); sent.ok()) {
+  if (absl::Status sent = Write(EncodeConstraint(constraint), deadline_ns); sent.ok()) {
     message = Read(deadline_ns);
   } else {
     message = sent;
@@ -71,24 +71,43 @@ absl::Status CompileProcess::Start(std::int64_t deadline_ns) {
   theirs.Reset();  // so that a read ends when the process does
   if (!pid.ok()) return absl::UnavailableError(pid.status().message());
   pid_ = *pid;
-  if (absl::Status status = WriteAll(socket_.get(), Frame(EncodeSetup(setup_))); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = Write(EncodeSetup(setup_), deadline_ns); !status.ok()) return status;
   return Read(deadline_ns).status();
 }
 
-absl::StatusOr<std::string> CompileProcess::Read(std::int64_t deadline_ns) {
-  FrameReader reader;
+absl::Status CompileProcess::Await(short events, std::int64_t deadline_ns) {
   while (true) {
-    pollfd watched[] = {{.fd = socket_.get(), .events = POLLIN},
+    pollfd watched[] = {{.fd = socket_.get(), .events = events},
                         {.fd = stop_.get(), .events = POLLIN}};
     const std::int64_t left_ms = (deadline_ns - SteadyClock().NowNs()) / 1'000'000 + 1;
     const int ready =
         poll(watched, 2, static_cast<int>(std::clamp<std::int64_t>(left_ms, 0, 1 << 30)));
     if (ready < 0 && errno != EINTR) return absl::UnavailableError(std::strerror(errno));
     if (ready == 0) return absl::DeadlineExceededError("it was not compiled in time");
-    if (watched[1].revents != 0) return absl::CancelledError("the worker stops");
-    if (watched[0].revents == 0) continue;
+    if (ready > 0 && watched[1].revents != 0) return absl::CancelledError("the worker stops");
+    if (ready > 0 && watched[0].revents != 0) return absl::OkStatus();
+  }
+}
+
+absl::Status CompileProcess::Write(absl::string_view message, std::int64_t deadline_ns) {
+  const std::string frame = Frame(message);
+  absl::string_view left = frame;
+  while (!left.empty()) {
+    if (absl::Status status = Await(POLLOUT, deadline_ns); !status.ok()) return status;
+    const ssize_t put = send(socket_.get(), left.data(), left.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put >= 0) {
+      left.remove_prefix(static_cast<std::size_t>(put));
+    } else if (errno != EINTR && errno != EAGAIN) {
+      return absl::UnavailableError(absl::StrCat("the socket: ", std::strerror(errno)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CompileProcess::Read(std::int64_t deadline_ns) {
+  FrameReader reader;
+  while (true) {
+    if (absl::Status status = Await(POLLIN, deadline_ns); !status.ok()) return status;
     if (const absl::StatusOr<bool> read = reader.ReadFrom(socket_.get()); !read.ok()) {
       return absl::UnavailableError(read.status().message());
     }

@@ -35,6 +35,10 @@ class CompileProcess {
 
  private:
   absl::Status Start(std::int64_t deadline_ns);
+  // UNAVAILABLE: the process has closed its socket. The other errors are those of Compile.
+  absl::Status Write(absl::string_view message, std::int64_t deadline_ns);
+  // Waits until the socket is ready for `events`.
+  absl::Status Await(short events, std::int64_t deadline_ns);
   // Waits for a message. UNAVAILABLE: the process has closed its socket.
   absl::StatusOr<std::string> Read(std::int64_t deadline_ns);
   // Whether the process has ended, or has said something that nobody has asked for.

@@ -83,6 +83,11 @@ bool GrammarCompiler::IsDone(const Entry& entry) const {
   return entry.done_;
 }
 
+bool GrammarCompiler::IsUsable(const Entry& entry) const {
+  absl::MutexLock lock(&mu_);
+  return !entry.done_ || entry.grammar_.ok();
+}
+
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::GrammarOf(
     const Entry& entry) const {
   absl::MutexLock lock(&mu_);
@@ -150,6 +155,12 @@ void GrammarCompiler::Finish(const std::shared_ptr<Entry>& entry,
   entry->bytes_ += bytes;
   bytes_ += bytes;
   MakeRoom();
+  if (bytes_ <= options_.cache_bytes || entries_.size() == 1) return;
+  entry->bytes_ -= bytes;
+  bytes_ -= bytes;
+  entry->until_ns_ = now_ns;
+  entry->grammar_ = Refusal(absl::StatusCode::kResourceExhausted,
+                            "the grammars of other answers take all memory for grammars");
 }
 
 void GrammarCompiler::Remove(Entries::iterator entry) {
@@ -159,7 +170,15 @@ void GrammarCompiler::Remove(Entries::iterator entry) {
 }
 
 void GrammarCompiler::MakeRoom() {
-  while (bytes_ > options_.cache_bytes && entries_.size() > 1) Remove(std::prev(entries_.end()));
+  for (auto at = entries_.end(); bytes_ > options_.cache_bytes && at != entries_.begin();) {
+    const auto entry = std::prev(at);
+    const bool is_held = entry->use_count() > 1 || entry == entries_.begin();
+    if (is_held) {
+      at = entry;
+    } else {
+      Remove(entry);
+    }
+  }
 }
 
 }  // namespace flotilla::worker

@@ -80,6 +80,9 @@ class GrammarCompiler {
   absl::StatusOr<std::shared_ptr<const Grammar>> GrammarOf(const Entry& entry) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // False: the entry is refused.
+  bool IsUsable(const Entry& entry) const ABSL_LOCKS_EXCLUDED(mu_);
+
   // Bytes that the cache counts.
   std::size_t cached_bytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -95,7 +98,8 @@ class GrammarCompiler {
   void Finish(const std::shared_ptr<Entry>& entry,
               absl::StatusOr<std::shared_ptr<const Grammar>> grammar) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Removes entries that nobody has used for the longest time until the rest has room.
+  // Removes entries that nobody holds, those first that nobody has used for the longest time, until
+  // the rest has room, or all are held.
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const CompilerOptions options_;

@@ -35,16 +35,20 @@ ConstraintMasks::~ConstraintMasks() {
   if (thread.joinable()) thread.join();
 }
 
-std::shared_ptr<MaskLateness> ConstraintMasks::LatenessOf(const MaskItem& item,
-                                                          const GrammarCompiler::Entry& entry) {
-  Known& known = known_[item.sequence];
-  // A handle whose answer has become shorter, or has another constraint, has another owner.
-  if (known.entry != &entry || item.outputs.size() < known.outputs || known.lateness == nullptr) {
-    known = {.entry = &entry, .lateness = std::make_shared<MaskLateness>()};
+ConstraintMasks::Known& ConstraintMasks::Find(SequenceHandle sequence,
+                                              const Constraint& constraint) {
+  Known& known = known_[sequence];
+  const bool is_same = known.entry != nullptr && known.entry->constraint == constraint &&
+                       compiler_->IsUsable(*known.entry) && !known.lateness->is_over;
+  if (!is_same) {
+    known = {.entry = compiler_->Get(constraint), .lateness = std::make_shared<MaskLateness>()};
   }
-  known.outputs = item.outputs.size();
   known.step = step_;
-  return known.lateness;
+  return known;
+}
+
+bool ConstraintMasks::Prepare(SequenceHandle sequence, const Constraint& constraint) {
+  return !compiler_->IsDone(*Find(sequence, constraint).entry);
 }
 
 std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> items) {
@@ -59,14 +63,16 @@ std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> ite
   held.reserve(items.size());
   progress.reserve(items.size());
   for (const MaskItem& item : items) {
-    std::shared_ptr<const GrammarCompiler::Entry> entry = compiler_->Get(*item.constraint);
-    std::shared_ptr<MaskLateness> lateness = LatenessOf(item, *entry);
-    progress.push_back({.compiling = !compiler_->IsDone(*entry)});
+    Known& known = Find(item.sequence, *item.constraint);
+    // A handle whose answer has become shorter has another owner.
+    if (item.outputs.size() < known.outputs) known.lateness = std::make_shared<MaskLateness>();
+    known.outputs = item.outputs.size();
+    progress.push_back({.compiling = !compiler_->IsDone(*known.entry)});
     held.push_back({.sequence = item.sequence,
-                    .entry = std::move(entry),
+                    .entry = known.entry,
                     .outputs = {item.outputs.begin(), item.outputs.end()},
                     .drafts = {item.drafts.begin(), item.drafts.end()},
-                    .lateness = std::move(lateness),
+                    .lateness = known.lateness,
                     .masks = std::make_unique_for_overwrite<std::uint32_t[]>(
                         (item.drafts.size() + 1) * words)});
   }
@@ -139,6 +145,7 @@ void ConstraintMasks::ComputeItem(StepMasks& step, std::size_t i,
                                   const std::shared_ptr<const Grammar>& grammar) {
   const StepMasks::Item& item = step.items_[i];
   if (step.IsLateForGood(item)) {
+    item.lateness->is_over = true;
     step.Refuse(i, absl::DeadlineExceededError("The grammar's masks take too long"));
     return;
   }

@@ -65,13 +65,15 @@ class ConstraintMasks {
   // calls it. The masks of a step that nobody holds any more are not computed.
   std::shared_ptr<StepMasks> Begin(absl::Span<const MaskItem> items) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Has a grammar compiled that a later Begin needs. Any thread.
-  void Prepare(const Constraint& constraint) { compiler_->Get(constraint); }
+  // Has the grammar of a sequence compiled, which a later Begin may need. Returns whether it is
+  // being compiled. The thread of Begin calls it.
+  bool Prepare(SequenceHandle sequence, const Constraint& constraint);
 
  private:
-  // What Begin remembers of a sequence: whose time its late masks cost.
+  // What Begin remembers of a sequence: its grammar, which stays as long as it needs it, and whose
+  // time its late masks cost.
   struct Known {
-    const GrammarCompiler::Entry* entry = nullptr;
+    std::shared_ptr<const GrammarCompiler::Entry> entry;
     std::size_t outputs = 0;
     std::uint64_t step = 0;
     std::shared_ptr<MaskLateness> lateness;
@@ -79,8 +81,7 @@ class ConstraintMasks {
 
   explicit ConstraintMasks(ConstraintMasksOptions options,
                            std::shared_ptr<const GrammarVocabulary> vocabulary);
-  std::shared_ptr<MaskLateness> LatenessOf(const MaskItem& item,
-                                           const GrammarCompiler::Entry& entry);
+  Known& Find(SequenceHandle sequence, const Constraint& constraint);
 
   void Loop();
   bool HasWorkOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

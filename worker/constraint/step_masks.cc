@@ -40,18 +40,30 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
                                absl::FormatDuration(compile_limit_)))};
     }
   }
-  culprit_->Charge(clock_.NowNs() - begin_ns);
+  Charge(clock_.NowNs() - begin_ns);
   if (!IsLateForGood(items_[item])) return {};
+  items_[item].lateness->is_over = true;
   return {.state = MaskOutcome::State::kRefused,
           .refusal = absl::DeadlineExceededError("The grammar's masks take too long")};
 }
 
 void StepMasks::AwaitGrammars(absl::Duration patience) {
-  const auto all_are_compiled = [](std::vector<Progress>* items) {
-    return std::ranges::none_of(*items, &Progress::compiling);
+  const auto one_is_compiled = [](std::vector<Progress>* items) {
+    return !std::ranges::all_of(*items, &Progress::compiling);
   };
   absl::MutexLock lock(&mu_);
-  mu_.AwaitWithTimeout(absl::Condition(+all_are_compiled, &progress_), patience);
+  mu_.AwaitWithTimeout(absl::Condition(+one_is_compiled, &progress_), patience);
+}
+
+// Rows that wait at the same time delay the step once.
+void StepMasks::Charge(std::int64_t waited_ns) {
+  std::int64_t more = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    more = std::max<std::int64_t>(waited_ns - charged_ns_, 0);
+    charged_ns_ += more;
+  }
+  if (more > 0) culprit_->Charge(more);
 }
 
 bool StepMasks::IsLateForGood(const Item& item) const {

@@ -37,6 +37,7 @@ struct MaskOutcome {
 // How long steps have waited for the masks of one sequence.
 struct MaskLateness {
   std::atomic<std::int64_t> ns = 0;
+  std::atomic<bool> is_over = false;  // it was refused for this
 };
 
 // The sequence whose masks are being computed: a wait that ends without a mask is its doing,
@@ -59,7 +60,7 @@ class StepMasks {
   // It does not wait for a grammar that is being compiled. The rows behind a draft that the grammar
   // does not allow have masks without a bit, and nothing must come of them.
   MaskOutcome Wait(std::size_t item, std::size_t row, absl::Duration patience);
-  // Waits at most `patience` until no grammar of the step is being compiled.
+  // Waits at most `patience` while all grammars of the step are being compiled.
   void AwaitGrammars(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -97,6 +98,7 @@ class StepMasks {
         items_(std::move(items)),
         progress_(std::move(progress)) {}
 
+  void Charge(std::int64_t waited_ns) ABSL_LOCKS_EXCLUDED(mu_);
   bool IsLateForGood(const Item& item) const;
   absl::Span<std::uint32_t> Row(std::size_t item, std::size_t row) {
     return absl::MakeSpan(items_[item].masks.get() + row * words_, words_);
@@ -116,6 +118,7 @@ class StepMasks {
   std::vector<Item> items_;
   absl::Mutex mu_;
   std::vector<Progress> progress_ ABSL_GUARDED_BY(mu_);  // [items]
+  std::int64_t charged_ns_ ABSL_GUARDED_BY(mu_) = 0;     // the longest wait in vain
 };
 
 }  // namespace flotilla::worker

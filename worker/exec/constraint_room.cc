@@ -74,7 +74,8 @@ absl::StatusOr<std::unique_ptr<ConstraintMasks>> ConstraintRoom::Open() const {
 }
 
 std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
-                                                absl::Span<const std::size_t> items) {
+                                                absl::Span<const std::size_t> items,
+                                                bool may_pause) {
   if (!opener_.joinable()) {
     opener_ = std::thread([this] {
       auto masks = Open();
@@ -83,11 +84,11 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
       is_open_ = true;
     });
   }
-  const bool pauses = HasOnlyConstrainedTokens(batch);
+  may_pause = may_pause && HasOnlyConstrainedTokens(batch);
   ConstraintMasks* masks = nullptr;
   {
     absl::MutexLock lock(&mu_);
-    if (pauses) mu_.AwaitWithTimeout(absl::Condition(&is_open_), kPause);
+    if (may_pause) mu_.AwaitWithTimeout(absl::Condition(&is_open_), kPause);
     if (!is_open_) return std::make_shared<SameMasks>(RowMask());
     if (!masks_.ok()) {
       return std::make_shared<SameMasks>(Refused(absl::StrCat(
@@ -97,8 +98,14 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
   }
   std::vector<MaskItem> wanted;
   wanted.reserve(items.size());
-  for (const std::size_t i : items) {
+  bool all_compile = true;  // those of the rows that other ranks draw
+  for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
+    if (!item.samples || !item.sampling->constraint) continue;
+    if (wanted.size() == items.size() || items[wanted.size()] != i) {
+      all_compile &= masks->Prepare(item.sequence, item.sampling->constraint);
+      continue;
+    }
     const std::size_t first_draft = item.row_begin + item.row_count - item.drafts;
     wanted.push_back(
         {.sequence = item.sequence,
@@ -107,7 +114,7 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
          .drafts = absl::MakeConstSpan(batch.tokens).subspan(first_draft, item.drafts)});
   }
   std::shared_ptr<StepMasks> step = masks->Begin(wanted);
-  if (pauses) step->AwaitGrammars(kPause);
+  if (may_pause && all_compile) step->AwaitGrammars(kPause);
   return std::make_shared<MasksOfStep>(std::move(step));
 }
 

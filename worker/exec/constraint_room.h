@@ -33,11 +33,17 @@ class ConstraintRoom {
   ConstraintRoom(const ConstraintRoom&) = delete;
   ConstraintRoom& operator=(const ConstraintRoom&) = delete;
 
-  // The masks of the rows that sample, of these items of a batch, which all have constraints. They
-  // are numbered as `items` is. The batch is not needed afterwards. It waits only where the step
-  // has nothing to compute but rows that wait for grammars, and then for at most 20 ms. One thread
-  // calls it.
-  std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items);
+  // The masks of the rows that sample, of these items of a batch, ascending, which all have
+  // constraints. They are numbered as `items` is, which may be empty. The grammars of other items,
+  // whose rows other ranks draw, are compiled, too. The batch is not needed afterwards. With
+  // `may_pause` it waits for at most 20 ms where the step has nothing to compute but rows that all
+  // wait for grammars. One thread calls it.
+  std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items,
+                                  bool may_pause);
+
+  // Whether there was a constraint. From then on Begin is called for every step, so that what ended
+  // answers leave is dropped.
+  bool was_used() const { return opener_.joinable(); }
 
  private:
   absl::StatusOr<std::unique_ptr<ConstraintMasks>> Open() const;

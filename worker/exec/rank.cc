@@ -511,7 +511,12 @@ void Rank::BeginMasks(const Batch& batch, StepOutputs& outputs) {
       is_alone ? outputs.ConstrainedItems(0, 1)
                : outputs.ConstrainedItems(links_.communicator->tensor_rank(),
                                           links_.communicator->shape().tensor);
-  if (!items.empty()) outputs.UseMasks(constraints_->Begin(batch, items));
+  const bool is_constrained =
+      std::any_of(batch.items.begin(), batch.items.end(),
+                  [](const BatchItem& item) { return item.samples && item.sampling->constraint; });
+  if (!is_constrained && !constraints_->was_used()) return;
+  // A pause would delay the other micro-batches of a pipeline.
+  outputs.UseMasks(constraints_->Begin(batch, items, options_.shape.pipeline == 1));
 }
 
 std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId> granted) {

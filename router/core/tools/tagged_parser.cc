@@ -10,6 +10,8 @@ using Kind = OutputEvent::Kind;
 using Verdict = CallReader::Verdict;
 
 constexpr std::string_view kSpaces = " \t\r\n";
+// Of an answer that begins with more white space it is content, and no thoughts follow.
+constexpr std::size_t kMostSpaces = 1024;
 
 }  // namespace
 
@@ -66,8 +68,8 @@ void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
   undecided_.push_back(c);
   std::string_view text = undecided_;
   text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
-  if (text.empty()) return;
-  if (!thought_ && options_.reasoning->begin.starts_with(text)) {
+  if (text.empty() && undecided_.size() < kMostSpaces) return;
+  if (!thought_ && !text.empty() && options_.reasoning->begin.starts_with(text)) {
     if (text != options_.reasoning->begin) return;
     undecided_.clear();
     after_marker_ = true;
@@ -75,7 +77,7 @@ void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
     return;
   }
   thought_ = true;
-  if (options_.tools != nullptr && options_.tools->bare && text[0] == '{') {
+  if (options_.tools != nullptr && options_.tools->bare && text.starts_with('{')) {
     place_ = Place::kCall;
     literal_ = undecided_.size() - text.size();
     const std::string own(text);

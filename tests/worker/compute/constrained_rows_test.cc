@@ -208,6 +208,17 @@ TEST_F(ConstrainedRows, LateRowsGiveNothingAndNobodyWaitsTwice) {
   for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(masks_->patiences[i], absl::ZeroDuration());
 }
 
+// Behind a draft token that the grammar forbids, masks have no token. That means nothing if the row
+// before gave none.
+TEST_F(ConstrainedRows, NothingComesOfRowsBehindALateOne) {
+  const std::vector<std::uint32_t> none = MaskOf({});
+  masks_->masks = {{{0, 0}, Ready(allowed_[0])}, {{1, 1}, Ready(none)}, {{1, 2}, Ready(none)}};
+  const auto drawn = Draw(0, 1);
+  const absl::Span<const ItemOutput> outputs = drawn->Finish();
+  EXPECT_THAT(TokensOf(outputs[3]), IsEmpty());
+  EXPECT_FALSE(outputs[3].failed);
+}
+
 TEST_F(ConstrainedRows, ARefusalFailsItsItem) {
   masks_->masks = {{{0, 0}, Refused("too hard")},
                    {{1, 0}, Ready(allowed_[1])},

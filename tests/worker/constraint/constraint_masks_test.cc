@@ -143,7 +143,7 @@ TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
 
 TEST_F(ConstraintMasksTest, AGrammarMayBePrepared) {
   Start();
-  masks_->Prepare(ab_);
+  masks_->Prepare(SequenceHandle(0), ab_);
   const auto ready = [&] {
     return masks_->Begin({Item(0, ab_, "")})->Wait(0, 0, kLong).state == State::kReady;
   };
