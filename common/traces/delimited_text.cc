@@ -18,10 +18,6 @@ std::string Shown(absl::string_view text) {
   return absl::StrCat("\"", absl::CEscape(text.substr(0, 40)), text.size() > 40 ? "..." : "", "\"");
 }
 
-absl::Status LineError(std::uint64_t line, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", what));
-}
-
 absl::Status CheckHeader(const std::vector<absl::string_view>& header, std::uint64_t line,
                          const std::vector<absl::string_view>& known) {
   for (std::size_t i = 0; i < header.size(); ++i) {
@@ -76,6 +72,10 @@ absl::StatusOr<DelimitedText> ParseDelimited(absl::string_view text,
   }
   if (table.header.empty()) return absl::InvalidArgumentError("no header line");
   return table;
+}
+
+absl::Status LineError(std::uint64_t line, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", what));
 }
 
 absl::Status CellError(const TextCell& cell, absl::string_view what) {

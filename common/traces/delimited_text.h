@@ -38,6 +38,9 @@ absl::StatusOr<double> CellNumber(const TextCell& cell, double min, double max);
 // The same for whole numbers.
 absl::StatusOr<std::int64_t> CellInteger(const TextCell& cell, std::int64_t min, std::int64_t max);
 
+// INVALID_ARGUMENT "line L: what".
+absl::Status LineError(std::uint64_t line, absl::string_view what);
+
 // INVALID_ARGUMENT "line L, column C: what".
 absl::Status CellError(const TextCell& cell, absl::string_view what);
 

@@ -1,6 +1,5 @@
 #include "common/traces/request_trace.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -10,8 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "common/traces/delimited_text.h"
+#include "common/traces/trace_lines.h"
 
 namespace flotilla {
 namespace {
@@ -20,9 +19,8 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxTenants = 100'000;
 constexpr std::size_t kMaxTenantBytes = 256;
-// This is about 32 years. In nanoseconds it is 1e18, which fits 63 bits.
-constexpr double kMaxSeconds = 1e9;
-constexpr std::int64_t kMaxTokens = 1 << 24;
+// A line is one flat object.
+constexpr std::size_t kMaxLineBytes = 4096;
 
 std::int64_t ToNs(double seconds) { return std::llround(seconds * 1e9); }
 
@@ -40,19 +38,19 @@ T To(double value) {
 }
 
 constexpr auto kColumns = std::to_array<Column>({
-    {"arrival_s", true, 0, kMaxSeconds, false,
+    {"arrival_s", true, 0, kMaxTraceSeconds, false,
      [](TracedRequest& r, double v) { r.arrival_ns = ToNs(v); }},
-    {"prompt_tokens", true, 1, kMaxTokens, true,
+    {"prompt_tokens", true, 1, kMaxTraceTokens, true,
      [](TracedRequest& r, double v) { r.prompt_tokens = To<std::uint32_t>(v); }},
-    {"output_tokens", true, 1, kMaxTokens, true,
+    {"output_tokens", true, 1, kMaxTraceTokens, true,
      [](TracedRequest& r, double v) { r.output_tokens = To<std::uint32_t>(v); }},
     {"priority", false, -1e6, 1e6, true,
      [](TracedRequest& r, double v) { r.priority = To<std::int32_t>(v); }},
-    {"deadline_s", false, 0, kMaxSeconds, false,
+    {"deadline_s", false, 0, kMaxTraceSeconds, false,
      [](TracedRequest& r, double v) { r.deadline_ns = ToNs(v); }},
     {"prefix_group", false, 0, 1 << 30, true,
      [](TracedRequest& r, double v) { r.prefix_group = To<std::uint32_t>(v); }},
-    {"prefix_tokens", false, 0, kMaxTokens, true,
+    {"prefix_tokens", false, 0, kMaxTraceTokens, true,
      [](TracedRequest& r, double v) { r.prefix_tokens = To<std::uint32_t>(v); }},
     {"n", false, 1, 1024, true,
      [](TracedRequest& r, double v) { r.sequences = To<std::uint32_t>(v); }},
@@ -66,10 +64,6 @@ const Column* FindColumn(absl::string_view name) {
     if (column.name == name) return &column;
   }
   return nullptr;
-}
-
-absl::Status LineError(std::uint64_t line, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", what));
 }
 
 // Maps the names of tenants to indices, in the order in which they first appear.
@@ -98,14 +92,6 @@ class Tenants {
   RequestTrace& trace_;
   absl::flat_hash_map<std::string, std::uint32_t> index_;
 };
-
-absl::Status Finish(RequestTrace& trace) {
-  if (trace.requests.empty()) return absl::InvalidArgumentError("the trace has no requests");
-  std::stable_sort(
-      trace.requests.begin(), trace.requests.end(),
-      [](const TracedRequest& a, const TracedRequest& b) { return a.arrival_ns < b.arrival_ns; });
-  return absl::OkStatus();
-}
 
 absl::Status ParseCsvRow(const std::vector<TextCell>& row, Tenants& tenants,
                          TracedRequest& request) {
@@ -189,23 +175,9 @@ absl::Status ParseJsonLine(const Json& object, std::uint64_t line, Tenants& tena
 
 absl::Status ParseJsonLines(absl::string_view text, RequestTrace& trace) {
   Tenants tenants(trace);
-  std::uint64_t number = 0;
-  for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    ++number;
-    line = absl::StripAsciiWhitespace(line);
-    if (line.empty()) continue;
-    if (trace.requests.size() == kMaxTraceRequests) {
-      return LineError(number,
-                       absl::StrCat("the trace has more than ", kMaxTraceRequests, " requests"));
-    }
-    // A valid line is one flat object. The limit bounds how deep a hostile line can nest.
-    if (line.size() > 4096) return LineError(number, "the line is longer than 4096 bytes");
-    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (object.is_discarded()) return LineError(number, "the line is not JSON");
-    absl::Status s = ParseJsonLine(object, number, tenants, trace.requests.emplace_back());
-    if (!s.ok()) return s;
-  }
-  return absl::OkStatus();
+  return ForEachTraceLine(text, kMaxLineBytes, trace, [&](const Json& object, std::uint64_t line) {
+    return ParseJsonLine(object, line, tenants, trace.requests.emplace_back());
+  });
 }
 
 }  // namespace
@@ -214,7 +186,7 @@ absl::StatusOr<RequestTrace> ParseTrace(absl::string_view text) {
   RequestTrace trace;
   const bool json = absl::StripLeadingAsciiWhitespace(text).substr(0, 1) == "{";
   absl::Status s = json ? ParseJsonLines(text, trace) : ParseCsv(text, trace);
-  if (s.ok()) s = Finish(trace);
+  if (s.ok()) s = SortByArrival(trace);
   if (!s.ok()) return s;
   return trace;
 }

@@ -14,17 +14,15 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/traces/delimited_text.h"
+#include "common/traces/trace_lines.h"
 
 namespace flotilla {
 namespace {
 
 using Json = nlohmann::json;
 
-// This is about 32 years. In nanoseconds it is 1e18, which fits 63 bits.
-constexpr double kMaxSeconds = 1e9;
-constexpr std::int64_t kMaxTokens = 1 << 24;
 // A line of Mooncake's trace has 7 bytes for each block. So many bytes are a million tokens.
-constexpr std::size_t kMaxLineBytes = 16 << 10;
+constexpr std::size_t kMaxMooncakeLineBytes = 16 << 10;
 
 struct FormatName {
   absl::string_view name;
@@ -35,17 +33,10 @@ constexpr auto kFormats = std::to_array<FormatName>({{"flotilla", TraceFormat::k
                                                      {"burstgpt", TraceFormat::kBurstGpt},
                                                      {"azure", TraceFormat::kAzure}});
 
-absl::Status LineError(std::uint64_t line, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", what));
-}
-
-// Sorts the requests and counts their arrivals from the first one.
+// Sorts the requests, which have no tenants, and counts their arrivals from the first one.
 absl::Status Finish(RequestTrace& trace) {
-  if (trace.requests.empty()) return absl::InvalidArgumentError("the trace has no requests");
+  if (absl::Status s = SortByArrival(trace); !s.ok()) return s;
   trace.tenants = {""};
-  std::stable_sort(
-      trace.requests.begin(), trace.requests.end(),
-      [](const TracedRequest& a, const TracedRequest& b) { return a.arrival_ns < b.arrival_ns; });
   const std::int64_t first = trace.requests.front().arrival_ns;
   for (TracedRequest& request : trace.requests) request.arrival_ns -= first;
   return absl::OkStatus();
@@ -65,12 +56,12 @@ absl::Status ParseMooncakeLine(const Json& object, std::uint64_t line, TracedReq
   const auto missing = [&](absl::string_view key, double min, double max) {
     return LineError(line, absl::StrCat(key, " is not a number in ", min, "..", max));
   };
-  const auto at = NumberOf(object, "timestamp", 0, kMaxSeconds * 1e3);
-  if (!at.has_value()) return missing("timestamp", 0, kMaxSeconds * 1e3);
-  const auto in = NumberOf(object, "input_length", 1, kMaxTokens);
-  if (!in.has_value()) return missing("input_length", 1, kMaxTokens);
-  const auto out = NumberOf(object, "output_length", 1, kMaxTokens);
-  if (!out.has_value()) return missing("output_length", 1, kMaxTokens);
+  const auto at = NumberOf(object, "timestamp", 0, kMaxTraceSeconds * 1e3);
+  if (!at.has_value()) return missing("timestamp", 0, kMaxTraceSeconds * 1e3);
+  const auto in = NumberOf(object, "input_length", 1, kMaxTraceTokens);
+  if (!in.has_value()) return missing("input_length", 1, kMaxTraceTokens);
+  const auto out = NumberOf(object, "output_length", 1, kMaxTraceTokens);
+  if (!out.has_value()) return missing("output_length", 1, kMaxTraceTokens);
   request.arrival_ns = std::llround(*at * 1e6);
   request.prompt_tokens = static_cast<std::uint32_t>(*in);
   request.output_tokens = static_cast<std::uint32_t>(*out);
@@ -86,24 +77,12 @@ absl::Status ParseMooncakeLine(const Json& object, std::uint64_t line, TracedReq
 
 absl::StatusOr<RequestTrace> ParseMooncake(absl::string_view text) {
   RequestTrace trace;
-  std::uint64_t number = 0;
-  for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    ++number;
-    line = absl::StripAsciiWhitespace(line);
-    if (line.empty()) continue;
-    if (trace.requests.size() == kMaxTraceRequests) {
-      return LineError(number,
-                       absl::StrCat("the trace has more than ", kMaxTraceRequests, " requests"));
-    }
-    if (line.size() > kMaxLineBytes) {
-      return LineError(number, absl::StrCat("the line is longer than ", kMaxLineBytes, " bytes"));
-    }
-    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (object.is_discarded()) return LineError(number, "the line is not JSON");
-    absl::Status s = ParseMooncakeLine(object, number, trace.requests.emplace_back());
-    if (!s.ok()) return s;
-  }
-  if (absl::Status s = Finish(trace); !s.ok()) return s;
+  absl::Status s = ForEachTraceLine(
+      text, kMaxMooncakeLineBytes, trace, [&](const Json& object, std::uint64_t line) {
+        return ParseMooncakeLine(object, line, trace.requests.emplace_back());
+      });
+  if (s.ok()) s = Finish(trace);
+  if (!s.ok()) return s;
   return trace;
 }
 
@@ -170,10 +149,10 @@ absl::StatusOr<RequestTrace> ParseCsv(absl::string_view text, const CsvFormat& f
   }
   RequestTrace trace;
   for (const std::vector<TextCell>& row : table->rows) {
-    const auto out = CellInteger(row[static_cast<std::size_t>(output)], 0, kMaxTokens);
+    const auto out = CellInteger(row[static_cast<std::size_t>(output)], 0, kMaxTraceTokens);
     if (!out.ok()) return out.status();
     if (*out == 0 && format.skips_empty) continue;
-    const auto in = CellInteger(row[static_cast<std::size_t>(prompt)], 0, kMaxTokens);
+    const auto in = CellInteger(row[static_cast<std::size_t>(prompt)], 0, kMaxTraceTokens);
     if (!in.ok()) return in.status();
     const TextCell& at = row[static_cast<std::size_t>(time)];
     TracedRequest& request = trace.requests.emplace_back();
@@ -182,7 +161,7 @@ absl::StatusOr<RequestTrace> ParseCsv(absl::string_view text, const CsvFormat& f
       if (!ns.ok()) return ns.status();
       request.arrival_ns = *ns;
     } else {
-      const auto seconds = CellNumber(at, 0, kMaxSeconds);
+      const auto seconds = CellNumber(at, 0, kMaxTraceSeconds);
       if (!seconds.ok()) return seconds.status();
       request.arrival_ns = std::llround(*seconds * 1e9);
     }
@@ -211,7 +190,7 @@ absl::StatusOr<TraceFormat> FindTraceFormat(absl::string_view name) {
 
 TraceFormat DetectTraceFormat(absl::string_view text) {
   text = absl::StripLeadingAsciiWhitespace(text);
-  const absl::string_view line = text.substr(0, std::min(text.find('\n'), kMaxLineBytes));
+  const absl::string_view line = text.substr(0, std::min(text.find('\n'), kMaxMooncakeLineBytes));
   if (absl::StartsWith(line, "{")) {
     return absl::StrContains(line, "\"input_length\"") ? TraceFormat::kMooncake
                                                        : TraceFormat::kFlotilla;
