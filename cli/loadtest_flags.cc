@@ -11,7 +11,7 @@
 namespace flotilla::cli {
 namespace {
 
-constexpr char kExamples[] = R"(
+constexpr char kLoadtestExamples[] = R"(
 Examples:
   16 users, each with one request at a time:
     flotilla loadtest http://127.0.0.1:8080 --model m --concurrency 16 --requests 200
@@ -237,7 +237,7 @@ void AddLoadtestFlags(CLI::App& app, LoadtestFlags* flags) {
   AddGoodputFlags(app, flags);
   AddOutputFlags(app, flags);
   app.get_formatter()->column_width(34);
-  app.footer(kExamples);
+  app.footer(kLoadtestExamples);
 }
 
 }  // namespace flotilla::cli

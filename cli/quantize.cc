@@ -33,7 +33,7 @@
 namespace flotilla::cli {
 namespace {
 
-constexpr char kExamples[] = R"(
+constexpr char kQuantizeExamples[] = R"(
 Examples:
   GPTQ with 4 bits in groups of 128, which a text calibrates and another one measures:
     flotilla quantize --model SmolLM2 --out SmolLM2-4bit --calibration train.txt \
@@ -281,7 +281,7 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
                  "it.")
       ->check(between(0, 1024));
   app.add_flag("--resume", flags->resume, "The run goes on where an earlier one has ended.");
-  app.footer(kExamples);
+  app.footer(kQuantizeExamples);
   app.parse_complete_callback([&app, flags] {
     for (const CLI::Option* option : app.get_options()) {
       if (option->count() > 0) flags->given.insert(option->get_name());

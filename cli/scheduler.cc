@@ -23,7 +23,7 @@
 namespace flotilla::cli {
 namespace {
 
-constexpr absl::Duration kRetry = absl::Milliseconds(200);
+constexpr absl::Duration kTokenizerRetry = absl::Milliseconds(200);
 
 // Waits for the group's agent and returns the tokenizer of its model. None: the process was
 // asked to stop meanwhile.
@@ -36,7 +36,7 @@ std::optional<TokenizerContent> WaitForTokenizer(const scheduler::RemoteExecutor
       log.Info("waiting for the worker group",
                {{"worker", address}, {"reason", tokenizer.status()}});
     }
-    const absl::Duration delay = rpc::RetryDelay(tokenizer.status(), kRetry);
+    const absl::Duration delay = rpc::RetryDelay(tokenizer.status(), kTokenizerRetry);
     if (signals.Wait(delay) == Signals::Event::kStop) return std::nullopt;
   }
   return *std::move(tokenizer);

@@ -10,7 +10,7 @@
 namespace flotilla::cli {
 namespace {
 
-constexpr char kExamples[] = R"(
+constexpr char kSimulateExamples[] = R"(
 Examples:
   One run, with plots, a report and the times of each request in DIR:
     flotilla simulate --machine h200 --preset long --rate 20 --requests 10000 --out DIR
@@ -260,7 +260,7 @@ void AddSimulateFlags(CLI::App& app, SimulateFlags* flags) {
   AddOutputFlags(app, flags);
   AddMeasureFlags(app, flags);
   app.get_formatter()->column_width(34);
-  app.footer(kExamples);
+  app.footer(kSimulateExamples);
 }
 
 }  // namespace flotilla::cli

@@ -22,7 +22,7 @@ constexpr absl::Duration kTimeout = absl::Seconds(2);
 constexpr char kBeginPicture[] = "\x1b[H\x1b[2J\x1b[?7l";
 constexpr char kEndPicture[] = "\x1b[?7h";
 
-constexpr char kExamples[] = R"(
+constexpr char kTopExamples[] = R"(
 Examples:
   flotilla top --metrics 127.0.0.1:8080 127.0.0.1:9101 127.0.0.1:9102
   scripts/fleet top
@@ -68,7 +68,7 @@ void AddTopFlags(CLI::App& app, TopFlags* flags) {
       ->check(CLI::Range(0.1, 3600.0).description(""));
   app.add_flag("--once", flags->once,
                "One table is printed after one interval, and the command ends.");
-  app.footer(kExamples);
+  app.footer(kTopExamples);
 }
 
 absl::Status RunTop(const TopFlags& flags) {

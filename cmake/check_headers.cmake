@@ -1,13 +1,15 @@
 # Target check_headers: every header compiles alone. A header with a source of its own name is
 # checked by that source, which includes it before anything else (scripts/check_layering.py
-# holds sources to that), unless a precompiled header with gRPC or GoogleTest is in front. Each
-# other header gets a source of a single #include, built like any other source, so that only
-# headers that changed are compiled again. The precompiled header of the standard library and
-# Abseil hides nothing: scripts/check_includes.py looks for what it holds.
+# holds sources to that), unless a precompiled header with gRPC or GoogleTest is in front. Where
+# sources are compiled together (FLOTILLA_UNITY), that is checked by the presets that compile each
+# alone, which are those of the sanitizers. Each other header gets a source of a single #include,
+# built like any other source, so that only headers that changed are compiled again. The
+# precompiled header of the standard library and Abseil hides nothing: scripts/check_includes.py
+# looks for what it holds.
 function(flotilla_check_headers)
   file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
-    common/*.h model/*.h kernels/*.h worker/*.h quantize/*.h scheduler/*.h simulator/*.h proto/*.h router/*.h rpc/*.h
-    cli/*.h tests/*.h)
+    common/*.h model/*.h kernels/*.h worker/*.h quantize/*.h scheduler/*.h simulator/*.h loadtest/*.h
+    proto/*.h router/*.h rpc/*.h cli/*.h tests/*.h)
   set(precompiled "^(proto/codec|router/grpc|router/remote|scheduler/remote|worker/agent"
     "|worker/hosts|tests/contract|tests/kernels|tests/proto/codec|tests/sim)/")
   list(JOIN precompiled "" precompiled)

@@ -14,7 +14,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "GGUF is read in place");
 
 constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
-constexpr uint64_t kDefaultAlignment = 32;
 constexpr size_t kMaxKeyBytes = 65535;
 constexpr size_t kMaxTensorNameBytes = 63;
 constexpr uint32_t kMaxRank = 4;

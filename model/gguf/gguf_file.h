@@ -24,6 +24,9 @@
 
 namespace flotilla::model {
 
+// Bytes; the specification's own, where general.alignment is absent.
+inline constexpr uint64_t kDefaultAlignment = 32;
+
 // Metadata value types; values are the ids in the file.
 enum class GgufType : uint32_t {
   kUint8 = 0,

@@ -14,7 +14,6 @@ namespace flotilla::model {
 namespace {
 
 constexpr uint32_t kVersion = 3;
-constexpr uint64_t kDefaultAlignment = 32;
 
 template <typename T>
 void Put(std::vector<std::byte>& out, T value) {

@@ -18,7 +18,7 @@ const Json kNull;
 
 constexpr size_t kMostSteps = 16;
 
-std::string_view TypeOf(const Json& part) { return JsonText(JsonAt(part, "type")); }
+std::string_view StepType(const Json& part) { return JsonText(JsonAt(part, "type")); }
 
 uint32_t FlagIf(bool set, TextStep::Flag flag) { return set ? flag : 0u; }
 
@@ -43,7 +43,7 @@ class StepReader {
   }
 
   void Add(const Json& json, int nested) {
-    const std::string_view type = TypeOf(json);
+    const std::string_view type = StepType(json);
     if (type == "Sequence") {
       const Json& all = JsonAt(json, list_);
       if (!all.is_array() || nested > 2) return Unknown("'s Sequence of ", "sequences");
@@ -222,7 +222,7 @@ class StepReader {
 
 // Puts the tokens of one post-processor around those that are there.
 absl::Status AddTemplate(const Json& post, uint64_t tokens, TemplateTokens& all) {
-  const std::string_view type = TypeOf(post);
+  const std::string_view type = StepType(post);
   absl::Status status;
   std::vector<TokenId> front, behind;
   const auto add = [&](const Json& id, std::vector<TokenId>& to) {
@@ -311,7 +311,7 @@ absl::StatusOr<TextSteps> ReadTextSteps(const Json& tokenizer) {
 absl::StatusOr<TemplateTokens> ReadTemplateTokens(const Json& post_processor, uint64_t tokens) {
   TemplateTokens all;
   const Json& parts = JsonAt(post_processor, "processors");
-  if (TypeOf(post_processor) != "Sequence") {
+  if (StepType(post_processor) != "Sequence") {
     if (absl::Status status = AddTemplate(post_processor, tokens, all); !status.ok()) return status;
     return all;
   }

@@ -8,6 +8,7 @@
 #include "model/huggingface/hf_text_steps.h"
 #include "model/huggingface/sentencepiece_model.h"
 #include "model/padding_token.h"
+#include "model/text/space_mark.h"
 
 namespace flotilla::model {
 namespace {
@@ -110,8 +111,6 @@ std::vector<const Json*> PartsOf(const Json& part, const char* list) {
   for (size_t i = 0; all.is_array() && i < all.size(); ++i) parts.push_back(&all[i]);
   return parts;
 }
-
-constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
 // What a part of BPE with a mark for spaces says, in one line.
 std::string DescribeStep(const Json& part) {

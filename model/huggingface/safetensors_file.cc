@@ -26,7 +26,7 @@ constexpr size_t kMaxTensors = 1 << 18;  // several times those of the largest p
 constexpr size_t kMaxRank = 4;
 constexpr size_t kLengthBytes = 8;
 
-std::string Quote(std::string_view text) {
+std::string QuotedName(std::string_view text) {
   constexpr size_t kShown = 80;
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, kShown))), "'");
 }
@@ -86,7 +86,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
              : name == "shape"        ? kShape
              : name == "data_offsets" ? kOffsets
                                       : kNone;
-    return field_ != kNone || Fail(Cat("the unknown field ", Quote(name)));
+    return field_ != kNone || Fail(Cat("the unknown field ", QuotedName(name)));
   }
   bool string(std::string& value) override {
     if (depth_ == 2 && in_metadata_) return true;
@@ -95,8 +95,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (entry.type.has_value()) return Fail("dtype appears twice");
     entry.type = TypeNamed(value);
     if (entry.type.has_value()) return true;
-    status = Unimplemented("safetensors: tensor ", Quote(*entry.name), " has the dtype ",
-                           Quote(value), ", which is not supported");
+    status = Unimplemented("safetensors: tensor ", QuotedName(*entry.name), " has the dtype ",
+                           QuotedName(value), ", which is not supported");
     return false;
   }
   bool start_array(size_t) override {
@@ -136,7 +136,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool Fail(std::string_view problem) {
     const std::string where =
-        entries.empty() || depth_ < 2 ? std::string() : Cat(Quote(*entries.back().name), ": ");
+        entries.empty() || depth_ < 2 ? std::string() : Cat(QuotedName(*entries.back().name), ": ");
     status = InvalidArgument("safetensors: header: ", where, "it has ", problem);
     return false;
   }
@@ -153,7 +153,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
                        .shape = {},
                        .offsets = {}});
     if (names_.insert(*entries.back().name).second) return true;
-    return Fail(Cat("tensor ", Quote(*entries.back().name), " twice"));
+    return Fail(Cat("tensor ", QuotedName(*entries.back().name), " twice"));
   }
 
   bool CheckEntry() {
@@ -215,7 +215,7 @@ class SafetensorsFile::Reader {
       }
       const uint64_t begin = entry.offsets[0], end = entry.offsets[1];
       const auto bad = [&](std::string_view problem) {
-        return InvalidArgument("safetensors: tensor ", Quote(*entry.name), ": data_offsets [",
+        return InvalidArgument("safetensors: tensor ", QuotedName(*entry.name), ": data_offsets [",
                                begin, ", ", end, "]: ", problem);
       };
       if (begin != expected) return bad(Cat("data at ", expected, " must follow"));

@@ -14,13 +14,13 @@
 #include "common/types/text.h"
 #include "model/huggingface/hf_text_steps.h"
 #include "model/padding_token.h"
+#include "model/text/space_mark.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
 
-constexpr size_t kMaxTokens = 1 << 20;
-constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
+constexpr size_t kMaxPieces = 1 << 20;
 
 // The fields of a protobuf message, one after the other.
 class Fields {
@@ -95,14 +95,14 @@ struct Settings {
   bool dummy_prefix = true, removes_spaces = true, escapes_spaces = true;
 };
 
-class Reader {
+class PieceReader {
  public:
   absl::StatusOr<TokenizerBundle> Read(std::string_view bytes) && {
     Fields model(bytes);
     while (model.Next()) {
       if (model.number == 1) {
-        if (bundle_.tokens.size() == kMaxTokens) {
-          return InvalidArgument("tokenizer.model has more than ", kMaxTokens, " pieces");
+        if (bundle_.tokens.size() == kMaxPieces) {
+          return InvalidArgument("tokenizer.model has more than ", kMaxPieces, " pieces");
         }
         if (absl::Status status = ReadPiece(model.bytes); !status.ok()) return status;
       } else if (model.number == 2) {
@@ -224,7 +224,7 @@ class Reader {
 }  // namespace
 
 absl::StatusOr<TokenizerBundle> ReadSentencePieceModel(std::string_view bytes) {
-  return Reader().Read(bytes);
+  return PieceReader().Read(bytes);
 }
 
 absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, const Json& config,
@@ -245,16 +245,16 @@ absl::StatusOr<TokenizerBundle> ReadSentencePieceFolder(std::string_view bytes, 
   for (const auto& [key, token] : JsonAt(config, "added_tokens_decoder").items()) {
     uint64_t id = 0;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (error != std::errc() || end != key.data() + key.size() || id >= kMaxTokens) {
+    if (error != std::errc() || end != key.data() + key.size() || id >= kMaxPieces) {
       return InvalidArgument("tokenizer_config.json: the added token ", Quoted(key),
-                             " has no id below ", kMaxTokens);
+                             " has no id below ", kMaxPieces);
     }
     if (has_rows && id >= rows) continue;  // no vector belongs to it
     count = std::max(count, id + 1);
     added.emplace_back(id, &token);
   }
-  if (count > kMaxTokens) {
-    return InvalidArgument("tokenizer.model: ", count, " tokens, not at most ", kMaxTokens);
+  if (count > kMaxPieces) {
+    return InvalidArgument("tokenizer.model: ", count, " tokens, not at most ", kMaxPieces);
   }
   for (uint64_t id = bundle->tokens.size(); id < count; ++id) {
     bundle->tokens.push_back(PaddingToken(id));

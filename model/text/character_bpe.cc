@@ -4,18 +4,16 @@
 #include <utility>
 
 #include "common/types/text.h"
+#include "model/text/space_mark.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
 
-constexpr uint32_t kSpaceMark = 0x2581;
-constexpr std::string_view kSpaceMarkText = "\xe2\x96\x81";
-
 // The code point at `at`, with a space in place of its mark.
 Utf8Part ReadCharacter(std::string_view text, size_t at) {
   Utf8Part part = ReadUtf8(text, at);
-  if (part.code_point == kSpaceMark) part.code_point = ' ';
+  if (part.code_point == kSpaceMarkCodePoint) part.code_point = ' ';
   return part;
 }
 
@@ -27,10 +25,10 @@ size_t EndOf(std::string_view text, size_t at) { return at + ReadUtf8(text, at).
 std::string WithSpaces(std::string_view text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {
-    const size_t mark = std::min(text.find(kSpaceMarkText, at), text.size());
+    const size_t mark = std::min(text.find(kSpaceMark, at), text.size());
     result += text.substr(at, mark - at);
     if (mark < text.size()) result += ' ';
-    at = mark + kSpaceMarkText.size();
+    at = mark + kSpaceMark.size();
   }
   return result;
 }

@@ -15,6 +15,7 @@
 #include "model/text/character_map.h"
 #include "model/text/characters.h"
 #include "model/text/pattern.h"
+#include "model/text/space_mark.h"
 #include "model/text/unicode_form.h"
 #include "model/text/utf8.h"
 
@@ -23,9 +24,8 @@ namespace {
 
 using Kind = TextStep::Kind;
 
-constexpr size_t kMostSteps = 16;
+constexpr size_t kMostNormalizers = 16;
 constexpr size_t kMostStepText = 256;  // bytes of what is put in; published ones have at most 3
-constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
 
 bool IsAscii(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return static_cast<uint8_t>(c) < 0x80; });
@@ -193,7 +193,7 @@ void SpacesOfSentencePiece(const TextStep& step, std::string& text) {
   bool after_space = removes;
   bool begins = true;
   const auto begin = [&] {
-    if (std::exchange(begins, false) && step.has(TextStep::kSpaceFirst)) out += kMark;
+    if (std::exchange(begins, false) && step.has(TextStep::kSpaceFirst)) out += kSpaceMark;
   };
   if (!removes && !text.empty()) begin();
   for (const char c : text) {
@@ -201,12 +201,12 @@ void SpacesOfSentencePiece(const TextStep& step, std::string& text) {
       begin();
       out += c;
     } else if (!after_space) {
-      out += kMark;
+      out += kSpaceMark;
     }
     after_space = removes && c == ' ';
   }
-  while (removes && out.ends_with(kMark)) out.resize(out.size() - kMark.size());
-  if (step.has(TextStep::kSpaceBehind) && !out.empty()) out += kMark;
+  while (removes && out.ends_with(kSpaceMark)) out.resize(out.size() - kSpaceMark.size());
+  if (step.has(TextStep::kSpaceBehind) && !out.empty()) out += kSpaceMark;
   text = std::move(out);
 }
 
@@ -355,8 +355,9 @@ Normalizer& Normalizer::operator=(Normalizer&&) = default;
 Normalizer::~Normalizer() = default;
 
 absl::StatusOr<Normalizer> Normalizer::Create(std::span<const TextStep> steps) {
-  if (steps.size() > kMostSteps) {
-    return Unimplemented("a normalizer of ", steps.size(), " steps, not at most ", kMostSteps);
+  if (steps.size() > kMostNormalizers) {
+    return Unimplemented("a normalizer of ", steps.size(), " steps, not at most ",
+                         kMostNormalizers);
   }
   Normalizer normalizer;
   for (const TextStep& step : steps) {

@@ -10,6 +10,7 @@
 #include "common/types/text.h"
 #include "model/text/byte_level.h"
 #include "model/text/characters.h"
+#include "model/text/space_mark.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::model {
@@ -18,9 +19,8 @@ namespace {
 using Kind = TextStep::Kind;
 using Behavior = TextStep::Behavior;
 
-constexpr size_t kMostSteps = 16;
-constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
-constexpr std::string_view kGpt2 =
+constexpr size_t kMostSplitters = 16;
+constexpr std::string_view kByteLevelSplit =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 // As the reference tokenizers have it, whose tables are those of Unicode 8.
@@ -201,18 +201,18 @@ class Splitter::Run {
     const bool prefix =
         step.has(TextStep::kSpaceAlways) || (step.has(TextStep::kSpaceFirst) && first);
     std::string marked;
-    marked.reserve(text.size() + text.size() / 4 + kMark.size());
-    if (prefix && text[0] != ' ' && !text.starts_with(kMark)) marked += kMark;
+    marked.reserve(text.size() + text.size() / 4 + kSpaceMark.size());
+    if (prefix && text[0] != ' ' && !text.starts_with(kSpaceMark)) marked += kSpaceMark;
     for (size_t at = 0; at < text.size();) {
       const size_t space = std::min(text.find(' ', at), text.size());
       marked += text.substr(at, space - at);
-      if (space < text.size()) marked += kMark;
+      if (space < text.size()) marked += kSpaceMark;
       at = space + 1;
     }
     const std::string_view all = marked;
     size_t begin = 0;
     while (step.has(TextStep::kEach)) {
-      const size_t end = all.find(kMark, begin + 1);
+      const size_t end = all.find(kSpaceMark, begin + 1);
       if (end == all.npos) break;
       const auto more = Split(stage + 1, all.substr(begin, end - begin), first && begin == 0);
       if (!more.ok() || !*more) return more;
@@ -227,8 +227,9 @@ class Splitter::Run {
 };
 
 absl::StatusOr<Splitter> Splitter::Create(std::span<const TextStep> steps) {
-  if (steps.size() > kMostSteps) {
-    return Unimplemented("a pre-tokenizer of ", steps.size(), " steps, not at most ", kMostSteps);
+  if (steps.size() > kMostSplitters) {
+    return Unimplemented("a pre-tokenizer of ", steps.size(), " steps, not at most ",
+                         kMostSplitters);
   }
   Splitter splitter;
   bool byte_level = false;
@@ -246,7 +247,7 @@ absl::StatusOr<Splitter> Splitter::Create(std::span<const TextStep> steps) {
     const bool gpt2 = step.kind == Kind::kByteLevel && step.has(TextStep::kRegexSplits);
     if (gpt2 || step.kind == Kind::kSplit) {
       const bool regex = gpt2 || step.has(TextStep::kRegex);
-      auto pattern = regex ? Pattern::Regex(gpt2 ? kGpt2 : std::string_view(step.pattern))
+      auto pattern = regex ? Pattern::Regex(gpt2 ? kByteLevelSplit : std::string_view(step.pattern))
                            : absl::StatusOr<Pattern>(Pattern::Text(step.pattern));
       if (!pattern.ok()) return pattern.status();
       made.pattern = *std::move(pattern);

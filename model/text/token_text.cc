@@ -7,6 +7,7 @@
 
 #include "common/types/text.h"
 #include "model/text/byte_level.h"
+#include "model/text/space_mark.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::model {
@@ -14,8 +15,7 @@ namespace {
 
 using Kind = TextStep::Kind;
 
-constexpr size_t kMostSteps = 16;
-constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
+constexpr size_t kMostDecoders = 16;
 
 void ReplaceAll(std::string& text, std::string_view from, std::string_view to) {
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
@@ -53,8 +53,8 @@ void Strip(const TextStep& step, std::string& text) {
 }  // namespace
 
 absl::StatusOr<TokenText> TokenText::Create(std::span<const TextStep> steps) {
-  if (steps.size() > kMostSteps) {
-    return Unimplemented("a decoder of ", steps.size(), " steps, not at most ", kMostSteps);
+  if (steps.size() > kMostDecoders) {
+    return Unimplemented("a decoder of ", steps.size(), " steps, not at most ", kMostDecoders);
   }
   TokenText result;
   bool fused = false;
@@ -129,7 +129,7 @@ std::string TokenText::Of(std::string_view token, bool first) const {
         Strip(step, text);
         break;
       case Kind::kMetaspace:
-        ReplaceAll(text, kMark,
+        ReplaceAll(text, kSpaceMark,
                    first && (step.has(TextStep::kSpaceFirst) || step.has(TextStep::kSpaceAlways))
                        ? ""
                        : " ");

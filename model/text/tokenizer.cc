@@ -11,14 +11,13 @@
 #include "model/text/byte_level.h"
 #include "model/text/characters.h"
 #include "model/text/detokenizer.h"
+#include "model/text/space_mark.h"
 #include "model/text/utf8.h"
 
 namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
-
-constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // as CharacterBpe reads it
 
 absl::Status TooMany(size_t max_tokens) {
   return absl::OutOfRangeError(Cat("the text has more than ", max_tokens, " tokens"));

@@ -10,13 +10,13 @@
 namespace flotilla::router {
 namespace {
 
-constexpr std::int64_t kRetryAfterMs = 1000;
+constexpr std::int64_t kNotReadyRetryMs = 1000;
 
 RequestEnd EndWith(const RequestId& id, Attempt attempt, absl::Status status) {
   return {.request = id,
           .attempt = attempt,
           .status = std::move(status),
-          .retry_after_ms = kRetryAfterMs,
+          .retry_after_ms = kNotReadyRetryMs,
           .usage = {}};
 }
 

@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
-Json Read(const std::string& path) {
+Json ReadJson(const std::string& path) {
   std::ifstream file(path);
   return Json::parse(file);
 }
@@ -45,14 +45,14 @@ TEST(SkippedTensors, AreLoggedOnceByPrefix) {
   ASSERT_TRUE(llama.ok()) << llama.status();
   testing::WriteLlamaFolder(**llama, folder);
   EXPECT_TRUE(LinesAbout(folder).empty());
-  const Json config = {{"model_type", "llava"}, {"text_config", Read(folder + "/config.json")}};
+  const Json config = {{"model_type", "llava"}, {"text_config", ReadJson(folder + "/config.json")}};
   testing::WriteFile(folder + "/config.json", config.dump());
   const std::string data(8, 'x');
   testing::WriteFile(folder + "/more.safetensors",
                      testing::Safetensors({{"vision_tower.a", "F32", {2}, data},
                                            {"vision_tower.b", "F32", {2}, data},
                                            {"multi_modal_projector.a", "F32", {2}, data}}));
-  Json index = Read(folder + "/model.safetensors.index.json");
+  Json index = ReadJson(folder + "/model.safetensors.index.json");
   for (const char* name : {"vision_tower.a", "vision_tower.b", "multi_modal_projector.a"}) {
     index["weight_map"][name] = "more.safetensors";
   }

@@ -41,10 +41,10 @@ std::vector<StepPlan> Script(Epoch epoch) {
   return script;
 }
 
-class Session {
+class ExecutorSession {
  public:
-  explicit Session(const ExecutorCase& param) : made_(param.make()) {}
-  ~Session() { made_.executor->Stop(); }
+  explicit ExecutorSession(const ExecutorCase& param) : made_(param.make()) {}
+  ~ExecutorSession() { made_.executor->Stop(); }
 
   StepExecutor& executor() { return *made_.executor; }
   const ContractExecutor& made() const { return made_; }
@@ -81,7 +81,7 @@ std::vector<std::vector<SequenceResult>> Answers(const std::vector<StepResult>& 
 }
 
 TEST_P(ExecutorContract, DescribesItsGroup) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   EXPECT_GT(session.Start(), Epoch(0));
   const ExecutorDescription d = session.recorder.description();
   EXPECT_FALSE(d.model_id.empty());
@@ -100,7 +100,7 @@ TEST_P(ExecutorContract, DescribesItsGroup) {
 }
 
 TEST_P(ExecutorContract, ResultsSayWhatEachSequenceDid) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   const Epoch epoch = session.Start();
   const auto results = session.RunSteps(Script(epoch), 1, kSteps);
   const std::uint32_t vocab = session.recorder.description().vocab_size;
@@ -141,7 +141,7 @@ TEST_P(ExecutorContract, ResultsSayWhatEachSequenceDid) {
 }
 
 TEST_P(ExecutorContract, SameAnswersInEveryEpoch) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   const Epoch first = session.Start();
   const auto before = Answers(session.RunSteps(Script(first), 1, kSteps));
   PlanBuilder wrong(first);  // step 1 again
@@ -152,7 +152,7 @@ TEST_P(ExecutorContract, SameAnswersInEveryEpoch) {
 
 TEST_P(ExecutorContract, LagPlusOnePlansMayWait) {
   absl::Notification release;
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   // Nothing runs while the executor is kept inside OnReady.
   session.recorder.on_ready = [&] { release.WaitForNotificationWithTimeout(absl::Minutes(1)); };
   const Epoch epoch = session.Start();
@@ -170,7 +170,7 @@ TEST_P(ExecutorContract, LagPlusOnePlansMayWait) {
 }
 
 TEST_P(ExecutorContract, PlansOfOtherEpochsAreRefused) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   const Epoch epoch = session.Start();
   for (const Epoch other : {Epoch(0), Epoch(epoch.value() + 1), Epoch(~0ull)}) {
     EXPECT_TRUE(absl::IsFailedPrecondition(session.executor().Execute(Script(other)[0])));
@@ -181,7 +181,7 @@ TEST_P(ExecutorContract, PlansOfOtherEpochsAreRefused) {
 // A plan that cannot be applied ends the epoch at any point. All results before it arrive and none
 // after it. Then a new epoch begins.
 TEST_P(ExecutorContract, WrongPlansEndTheEpochAtEveryPoint) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   Epoch epoch = session.Start();
   std::size_t losses = 0, results = 0;
   enum class Fault { kDigest, kGap, kRepeat, kInvalid };
@@ -209,7 +209,7 @@ TEST_P(ExecutorContract, WrongPlansEndTheEpochAtEveryPoint) {
 }
 
 TEST_P(ExecutorContract, QueuedPlansDieWithTheirEpoch) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   const Epoch epoch = session.Start();
   const std::vector<StepPlan> script = Script(epoch);
   StepPlan wrong = script[0];
@@ -225,7 +225,7 @@ TEST_P(ExecutorContract, QueuedPlansDieWithTheirEpoch) {
 
 // EndEpoch works at any point. A new epoch begins, and no more plans of the old epoch run.
 TEST_P(ExecutorContract, EndEpochStartsAFreshOne) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   Epoch epoch = session.Start();
   for (std::uint64_t step = 0; step <= kSteps; ++step) {
     const std::vector<StepPlan> script = Script(epoch);
@@ -249,7 +249,7 @@ TEST_P(ExecutorDeathContract, ResultsBeforeNoneAfterThenAFreshEpoch) {
   for (std::uint64_t step = 0; step <= kSteps; ++step) {
     for (const bool during : {true, false}) {
       if (step == 0 && during) continue;
-      Session session(GetParam());
+      ExecutorSession session(GetParam());
       const auto& lose = during ? session.made().lose_during : session.made().lose_after;
       lose(Step(step));
       const Epoch epoch = session.Start();
@@ -273,7 +273,7 @@ TEST_P(ExecutorDeathContract, ResultsBeforeNoneAfterThenAFreshEpoch) {
 
 TEST_P(ExecutorContract, NothingHappensAfterStop) {
   for (std::uint64_t plans = 0; plans <= 2; ++plans) {
-    Session session(GetParam());
+    ExecutorSession session(GetParam());
     const Epoch epoch = session.Start();
     const std::vector<StepPlan> script = Script(epoch);
     for (std::uint64_t i = 0; i < plans; ++i) {
@@ -288,7 +288,7 @@ TEST_P(ExecutorContract, NothingHappensAfterStop) {
 }
 
 TEST_P(ExecutorContract, StopsWithoutStart) {
-  Session session(GetParam());
+  ExecutorSession session(GetParam());
   session.executor().Stop();
   EXPECT_EQ(session.recorder.event_count(), 0u);
 }

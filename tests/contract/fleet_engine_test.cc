@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(
         EngineCase{"FleetEngineOfTwo", [] { return std::make_unique<FleetUnderTest>(2); }}),
     EngineCaseName);
 
-TokenizedRequest Request(std::uint64_t number, std::uint32_t max_tokens) {
+TokenizedRequest FleetRequest(std::uint64_t number, std::uint32_t max_tokens) {
   return TestRequest({5, number}, {1, 2, 3, 4}, max_tokens);
 }
 
@@ -236,7 +236,7 @@ class FleetEngineTest : public ::testing::Test {
 
 TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
   Begin(1);
-  TokenizedRequest request = Request(1, 40);
+  TokenizedRequest request = FleetRequest(1, 40);
   Submit(request);
   std::vector<TokenId> all;
   for (int life = 0; life < 3; ++life) {
@@ -250,8 +250,8 @@ TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
     for (const TokenId token : part.token_ids()) all.push_back(token);
     request.output_prefix = {all};
     request.attempt = Attempt(request.attempt.value() + 1);
-    Submit(request);                 // waits
-    Submit(Request(100 + life, 3));  // a new one does not
+    Submit(request);                      // waits
+    Submit(FleetRequest(100 + life, 3));  // a new one does not
     EXPECT_TRUE(absl::IsUnavailable(EndOf(100 + life)));
     ComeBack(0);
   }
@@ -266,7 +266,7 @@ TEST_F(FleetEngineTest, WhatIsGivenBackGoesOnWhenTheSchedulerIsBack) {
 
 TEST_F(FleetEngineTest, AnotherReplicaGoesOnAtOnce) {
   Begin(3);
-  TokenizedRequest request = Request(1, 40);
+  TokenizedRequest request = FleetRequest(1, 40);
   Submit(request);
   std::vector<TokenId> all;
   for (int life = 0; life < 2; ++life) {
@@ -291,11 +291,11 @@ TEST_F(FleetEngineTest, AnotherReplicaGoesOnAtOnce) {
 
 TEST_F(FleetEngineTest, AnotherBuildDoesNotGoOnWithAnAnswer) {
   Begin(1);
-  Submit(Request(1, 40));
+  Submit(FleetRequest(1, 40));
   PumpUntil([&] { return recorder_->TokenCount({5, 1}) >= 5; });
   GoAway(0);
   WaitUntil([&] { return recorder_->Ended({5, 1}); });
-  TokenizedRequest begun = Again(Request(1, 40)), fresh = Request(2, 4);
+  TokenizedRequest begun = Again(FleetRequest(1, 40)), fresh = FleetRequest(2, 4);
   fresh.attempt = Attempt(1);
   Submit(begun);
   Submit(fresh);
@@ -308,7 +308,7 @@ TEST_F(FleetEngineTest, AnotherBuildDoesNotGoOnWithAnAnswer) {
 TEST_F(FleetEngineTest, NobodyWaitsForever) {
   Begin(1, /*hold=*/absl::Milliseconds(20));
   GoAway(0);
-  TokenizedRequest request = Request(1, 4);
+  TokenizedRequest request = FleetRequest(1, 4);
   request.attempt = Attempt(1);
   Submit(request);
   WaitUntil([&] { return recorder_->Ended({5, 1}); });
@@ -318,7 +318,7 @@ TEST_F(FleetEngineTest, NobodyWaitsForever) {
 TEST_F(FleetEngineTest, WhatWaitsCanBeCancelled) {
   Begin(1);
   GoAway(0);
-  TokenizedRequest request = Request(1, 4);
+  TokenizedRequest request = FleetRequest(1, 4);
   request.attempt = Attempt(1);
   request.sequences = 2;
   Submit(request);
@@ -330,12 +330,12 @@ TEST_F(FleetEngineTest, WhatWaitsCanBeCancelled) {
 
 TEST_F(FleetEngineTest, ASchedulerThatDrainsEndsWhatItHasAndGetsNothingNew) {
   Begin(2);
-  Submit(Request(1, 20));
+  Submit(FleetRequest(1, 20));
   PumpUntil([&] { return recorder_->TokenCount({5, 1}) >= 5; });
   const std::size_t busy = Busy();
   std::atomic<bool> drained = false;
   schedulers_[busy]->engine().Drain([&] { drained = true; });
-  for (std::uint64_t number = 2; number < 12; ++number) Submit(Request(number, 3));
+  for (std::uint64_t number = 2; number < 12; ++number) Submit(FleetRequest(number, 3));
   PumpUntil([&] {
     for (std::uint64_t number = 1; number < 12; ++number) {
       if (!recorder_->Ended({5, number})) return false;
@@ -351,12 +351,12 @@ TEST_F(FleetEngineTest, ASchedulerThatDrainsEndsWhatItHasAndGetsNothingNew) {
 
 TEST_F(FleetEngineTest, AnAddressThatVanishesIsLeftWhenItsRequestsAreOver) {
   Begin(2);
-  Submit(Request(1, 20));
+  Submit(FleetRequest(1, 20));
   PumpUntil([&] { return recorder_->TokenCount({5, 1}) >= 5; });
   const std::size_t busy = Busy(), other = 1 - busy;
   fleet_->SetAddresses({Addresses()[other]});
   EXPECT_EQ(fleet_->Replicas().size(), 2u);
-  for (std::uint64_t number = 2; number < 8; ++number) Submit(Request(number, 3));
+  for (std::uint64_t number = 2; number < 8; ++number) Submit(FleetRequest(number, 3));
   PumpUntil([&] { return recorder_->Ended({5, 1}) && recorder_->Ended({5, 7}); });
   EXPECT_TRUE(EndOf(1).ok());
   EXPECT_EQ(schedulers_[busy]->engine().Load().running_requests, 0u);
@@ -382,8 +382,8 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
   EXPECT_EQ(b.Describe()->model_id, "b");
   EXPECT_EQ(b.TokenizerBytes().value(), "a tokenizer");
   for (std::uint64_t number = 1; number <= 8; ++number) {
-    recorder_->Expect(Request(number, 3));
-    b.Submit(Request(number, 3), recorder_);
+    recorder_->Expect(FleetRequest(number, 3));
+    b.Submit(FleetRequest(number, 3), recorder_);
   }
   for (const router::FleetReplica& replica : fleet_->Replicas()) {
     const bool of_b = replica.view.model_id == "b" && replica.view.usable;
@@ -395,10 +395,10 @@ TEST_F(FleetEngineTest, ModelsAreWhatSchedulersServe) {
 
 TEST_F(FleetEngineTest, AllOfTheRouterDrain) {
   Begin(2);
-  Submit(Request(1, 6));
+  Submit(FleetRequest(1, 6));
   std::atomic<bool> drained = false;
   fleet_->Drain([&] { drained = true; });
-  Submit(Request(2, 6));
+  Submit(FleetRequest(2, 6));
   EXPECT_TRUE(absl::IsUnavailable(EndOf(2)));
   EXPECT_FALSE(drained);
   PumpUntil([&] { return recorder_->Ended({5, 1}); });

@@ -43,9 +43,9 @@ class StartsLater final : public StepExecutor {
 };
 
 // Both ends of the wire, as one executor.
-class Remote final : public StepExecutor {
+class RemoteExecutorPair final : public StepExecutor {
  public:
-  explicit Remote(std::unique_ptr<StepExecutor> behind)
+  explicit RemoteExecutorPair(std::unique_ptr<StepExecutor> behind)
       : behind_(std::make_unique<StartsLater>(std::move(behind))) {}
 
   absl::Status Start(ExecutorListener* listener) override {
@@ -78,7 +78,7 @@ ExecutorCase FakeCase() {
   return {"FakeOverGrpc", [] {
             auto fake = std::make_unique<FakeExecutor>();
             FakeExecutor* raw = fake.get();
-            return ContractExecutor{std::make_unique<Remote>(std::move(fake)),
+            return ContractExecutor{std::make_unique<RemoteExecutorPair>(std::move(fake)),
                                     [raw](Step step) { raw->LoseDuring(step); },
                                     [raw](Step step) { raw->LoseAfter(step); }};
           }};
@@ -95,14 +95,14 @@ ExecutorCase RealCase() {
             options.threads = 2;
             options.kv_blocks = 64;
             options.poison_blocks = true;
-            return ContractExecutor{std::make_unique<Remote>(
+            return ContractExecutor{std::make_unique<RemoteExecutorPair>(
                 std::make_unique<worker::InProcessExecutor>(*std::move(file), options, &clock))};
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Remote, ExecutorContract, ::testing::Values(FakeCase(), RealCase()),
-                         ExecutorCaseName);
-INSTANTIATE_TEST_SUITE_P(Remote, ExecutorDeathContract, ::testing::Values(FakeCase()),
+INSTANTIATE_TEST_SUITE_P(RemoteExecutorPair, ExecutorContract,
+                         ::testing::Values(FakeCase(), RealCase()), ExecutorCaseName);
+INSTANTIATE_TEST_SUITE_P(RemoteExecutorPair, ExecutorDeathContract, ::testing::Values(FakeCase()),
                          ExecutorCaseName);
 
 class RemoteExecutorTest : public ::testing::Test {

@@ -8,7 +8,7 @@
 namespace flotilla::kernels {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class VocabularyTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(VocabularyTest);
@@ -17,7 +17,7 @@ FLOTILLA_FOR_EACH_ISA(VocabularyTest);
 std::vector<float> Logits(testing::Random& random, int n) {
   std::vector<float> logits = random.Floats(n, 12.0f);
   for (int i = 0; i < n / 10; ++i) logits[random.Int(0, n - 1)] = logits[random.Int(0, n - 1)];
-  for (int i = 0; i < n / 20; ++i) logits[random.Int(0, n - 1)] = -kInf;
+  for (int i = 0; i < n / 20; ++i) logits[random.Int(0, n - 1)] = -kInfinity;
   return logits;
 }
 
@@ -89,10 +89,10 @@ TEST_P(VocabularyTest, TiesTakeTheLowestId) {
 }
 
 TEST_P(VocabularyTest, NanAndMaskedRows) {
-  std::vector<float> logits(100, -kInf);
+  std::vector<float> logits(100, -kInfinity);
   EXPECT_EQ(ops().argmax(logits.data(), 100).token, 0);
   const SoftmaxStats none = ops().softmax_stats(logits.data(), 100);
-  EXPECT_EQ(none.max, -kInf);
+  EXPECT_EQ(none.max, -kInfinity);
   EXPECT_EQ(none.sum, 0.0f);
   logits[70] = std::numeric_limits<float>::quiet_NaN();
   logits[80] = -3.0f;

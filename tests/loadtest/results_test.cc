@@ -15,18 +15,18 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::int64_t kMs = 1'000'000;
+constexpr std::int64_t kMillisecond = 1'000'000;
 
 LoadResult Measured(std::int64_t ttft_ms) {
   LoadRecorder recorder({});
   for (int i = 0; i < 50; ++i) {
-    RequestMeter meter = recorder.OnSent(i * 10 * kMs, i * 10 * kMs);
-    recorder.OnToken(meter, (i * 10 + ttft_ms) * kMs);
-    recorder.OnToken(meter, (i * 10 + ttft_ms + 20) * kMs);
-    recorder.OnFinished(meter, {}, (i * 10 + ttft_ms + 21) * kMs);
+    RequestMeter meter = recorder.OnSent(i * 10 * kMillisecond, i * 10 * kMillisecond);
+    recorder.OnToken(meter, (i * 10 + ttft_ms) * kMillisecond);
+    recorder.OnToken(meter, (i * 10 + ttft_ms + 20) * kMillisecond);
+    recorder.OnFinished(meter, {}, (i * 10 + ttft_ms + 21) * kMillisecond);
   }
-  recorder.OnSent(600 * kMs, 600 * kMs);
-  recorder.OnFailed("HTTP 503 <queue>", 700 * kMs);
+  recorder.OnSent(600 * kMillisecond, 600 * kMillisecond);
+  recorder.OnFailed("HTTP 503 <queue>", 700 * kMillisecond);
   LoadResult result = recorder.Result();
   result.label = "run & <b>";
   result.settings = {{"server", "http://h:1"}};

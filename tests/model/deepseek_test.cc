@@ -21,16 +21,16 @@ namespace flotilla::model {
 namespace {
 
 using ::testing::HasSubstr;
-using Json = nlohmann::json;
+using UnorderedJson = nlohmann::json;
 
 // The spec of a case of tests/data/made whose config.json has the changes, and whose file has the
 // tensors besides.
-absl::StatusOr<ModelSpec> Spec(const std::string& name, const Json& changes,
+absl::StatusOr<ModelSpec> Spec(const std::string& name, const UnorderedJson& changes,
                                const std::string& tensors = "") {
   const std::string from = "tests/data/made/" + name;
   const testing::ScratchDirectory lists, folder;
   std::ifstream file(from + "/config.json");
-  Json config = Json::parse(file);
+  UnorderedJson config = UnorderedJson::parse(file);
   if (!changes.is_null()) config.merge_patch(changes);
   std::ofstream(lists.path() + "/config.json") << config.dump();
   std::filesystem::copy_file(from + "/tensors.tsv", lists.path() + "/tensors.tsv");
@@ -41,7 +41,7 @@ absl::StatusOr<ModelSpec> Spec(const std::string& name, const Json& changes,
   return LoadSpec(**checkpoint);
 }
 
-std::string Refusal(const std::string& name, const Json& changes) {
+std::string Refusal(const std::string& name, const UnorderedJson& changes) {
   return std::string(Spec(name, changes).status().message());
 }
 
@@ -88,7 +88,7 @@ TEST(DeepSeekTest, LayersThatPredictFurtherTokensAreNotUsed) {
 
 TEST(DeepSeekTest, RefusalsNameTheProblem) {
   struct Row {
-    Json changes;
+    UnorderedJson changes;
     std::string problem;
   };
   const std::vector<Row> of_both = {

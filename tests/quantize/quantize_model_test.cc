@@ -67,7 +67,7 @@ class QuantizeModelTest : public ::testing::Test {
   SteadyClock clock_;
 };
 
-const Settings kAll[] = {
+const Settings kAllSettings[] = {
     {.method = Method::kRtn, .bits = 8, .group = 0},
     {.method = Method::kRtn, .bits = 4, .symmetric = false, .group = 32},
     {.method = Method::kGptq, .bits = 4, .group = 32},
@@ -79,8 +79,8 @@ const Settings kAll[] = {
 TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
   const auto before = model::OpenCheckpoint(kLlama);
   ASSERT_TRUE(before.ok());
-  for (const Settings& settings : kAll) {
-    const std::string name = "model" + std::to_string(&settings - kAll);
+  for (const Settings& settings : kAllSettings) {
+    const std::string name = "model" + std::to_string(&settings - kAllSettings);
     SCOPED_TRACE(name);
     const QuantizeJob job = Job(name, settings);
     std::vector<uint32_t> progress;

@@ -13,12 +13,12 @@
 namespace flotilla::router {
 namespace {
 
-const ModelLimits kModel{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
+const ModelLimits kChatModel{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
 
 absl::StatusOr<Conversation> Read(const std::string& body, const ParseOptions& options = {}) {
   auto parsed = ParseChatCompletion(body, options);
   if (!parsed.ok()) return parsed.status();
-  auto valid = Validator(options.limits).Validate(std::move(parsed->prompts[0]), kModel);
+  auto valid = Validator(options.limits).Validate(std::move(parsed->prompts[0]), kChatModel);
   if (!valid.ok()) return valid.status();
   return std::get<Conversation>(valid->api().prompt);
 }

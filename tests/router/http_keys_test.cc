@@ -16,7 +16,7 @@ namespace {
 const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
 const std::string kAlice = "Authorization: Bearer " + kKey + "\r\n";
 const std::string kBob = "authorization: bearer " + kOther + "\r\n";
-constexpr char kBody[] = R"({"model":"m","prompt":"hi"})";
+constexpr char kKeyedBody[] = R"({"model":"m","prompt":"hi"})";
 
 class HttpKeysTest : public HttpTest {
  protected:
@@ -41,7 +41,7 @@ class HttpKeysTest : public HttpTest {
 
 TEST_F(HttpKeysTest, WithoutAKeyTheAnswerIsOpenAis) {
   ServeWithKeys();
-  const HttpResponse response = Post("/v1/completions", kBody);
+  const HttpResponse response = Post("/v1/completions", kKeyedBody);
   EXPECT_EQ(response.status, 401);
   EXPECT_EQ(response.headers.at("www-authenticate"), "Bearer");
   const json error = response.json()["error"];
@@ -54,11 +54,11 @@ TEST_F(HttpKeysTest, WithoutAKeyTheAnswerIsOpenAis) {
 TEST_F(HttpKeysTest, TheOwnerOfTheKeyIsTheTenant) {
   ServeWithKeys();
   HttpClient client(port_);  // one connection: each request by its own header
-  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody, kAlice).status, 200);
-  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody, kBob).status, 200);
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kKeyedBody, kAlice).status, 200);
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kKeyedBody, kBob).status, 200);
   EXPECT_EQ(engine_->submitted()[0].tenant, "alice");
   EXPECT_EQ(engine_->submitted()[1].tenant, "bob");
-  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody).status, 401);
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kKeyedBody).status, 401);
   EXPECT_TRUE(client.AtEnd());
   EXPECT_EQ(engine_->submitted().size(), 2u);
 }
@@ -114,16 +114,16 @@ TEST_F(HttpKeysTest, ABodyIsNotReadBeforeTheKey) {
 
 TEST_F(HttpKeysTest, TwoHeadersAreNone) {
   ServeWithKeys();
-  EXPECT_EQ(Post("/v1/completions", kBody, kAlice + kBob).status, 401);
-  EXPECT_EQ(Post("/v1/completions", kBody, kAlice + kAlice).status, 401);
+  EXPECT_EQ(Post("/v1/completions", kKeyedBody, kAlice + kBob).status, 401);
+  EXPECT_EQ(Post("/v1/completions", kKeyedBody, kAlice + kAlice).status, 401);
 }
 
 TEST_F(HttpKeysTest, APipelinedRequestIsJudgedByItself) {
   ServeWithKeys();
   HttpClient client(port_);
-  client.SendRequest("POST", "/v1/completions", kBody, kAlice);
-  client.SendRequest("POST", "/v1/completions", kBody);
-  client.SendRequest("POST", "/v1/completions", kBody, kAlice);
+  client.SendRequest("POST", "/v1/completions", kKeyedBody, kAlice);
+  client.SendRequest("POST", "/v1/completions", kKeyedBody);
+  client.SendRequest("POST", "/v1/completions", kKeyedBody, kAlice);
   EXPECT_EQ(client.Read().status, 200);
   EXPECT_EQ(client.Read().status, 401);
   EXPECT_TRUE(client.AtEnd());
@@ -165,12 +165,12 @@ TEST_F(HttpKeysTest, AKeyIsTakenAwayFromOpenConnectionsButNotFromARunningAnswer)
   ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
   files_.Write("keys", "bob " + kOther);
   file_clock_.AdvanceNs(1'000'000'000);
-  EXPECT_EQ(Post("/v1/completions", kBody, kAlice).status, 401);
+  EXPECT_EQ(Post("/v1/completions", kKeyedBody, kAlice).status, 401);
   engine_->StepAll();
   const HttpResponse response = client.Read();
   EXPECT_EQ(response.status, 200);
   EXPECT_EQ(response.events().back(), "[DONE]");
-  EXPECT_EQ(client.Call("POST", "/v1/completions", kBody, kAlice).status, 401);
+  EXPECT_EQ(client.Call("POST", "/v1/completions", kKeyedBody, kAlice).status, 401);
 }
 
 }  // namespace

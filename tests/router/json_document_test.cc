@@ -18,7 +18,7 @@
 namespace flotilla::router {
 namespace {
 
-constexpr std::size_t kBody = 4u << 20;  // HttpLimits::body_bytes
+constexpr std::size_t kBodyBytes = 4u << 20;  // HttpLimits::body_bytes
 
 double SecondsOf(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -101,9 +101,9 @@ TEST(JsonDocument, TheLargestBodiesCostLittle) {
   double slowest = 0;
   std::size_t most = 0;
   bool permissive = false;  // in turns
-  for (const auto& [name, body] : LargeBodies(kBody)) {
-    ASSERT_LE(body.size(), kBody + 1) << name;
-    ASSERT_GE(body.size(), kBody - 110'000) << name;
+  for (const auto& [name, body] : LargeBodies(kBodyBytes)) {
+    ASSERT_LE(body.size(), kBodyBytes + 1) << name;
+    ASSERT_GE(body.size(), kBodyBytes - 110'000) << name;
     permissive = !permissive;
     const ParseOptions options{.permissive = permissive};
     const testing::AllocationCount allocated;
@@ -161,7 +161,7 @@ TEST(JsonDocument, MemoryIsBoundedAndTokenIdsFit) {
     text.back() = ']';
     return text + "}";
   };
-  EXPECT_TRUE(status(list("12345,", kBody / 6 - 10)).ok());  // 4 MiB of token ids
+  EXPECT_TRUE(status(list("12345,", kBodyBytes / 6 - 10)).ok());  // 4 MiB of token ids
   EXPECT_TRUE(status(list("1,", 1'000'000)).ok());
   for (const std::string& body : {list("1,", 1'100'000), list("{},", 300'000), list("[],", 400'000),
                                   list("\"\",", 300'000)}) {

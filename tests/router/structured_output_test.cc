@@ -11,7 +11,7 @@
 namespace flotilla::router {
 namespace {
 
-const ModelLimits kModel{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
+const ModelLimits kModelLimits{"m", 1000, 512, /*max_sequences=*/32, /*end_tokens=*/{2}};
 
 // Parses `more` on both endpoints, which must agree, and validates it.
 absl::StatusOr<Constraint> Read(const std::string& more, bool permissive = false) {
@@ -20,7 +20,7 @@ absl::StatusOr<Constraint> Read(const std::string& more, bool permissive = false
   const std::string text = R"({"model":"m","prompt":"x",)" + more + "}";
   const auto read = [](absl::StatusOr<OpenAiBody<ApiRequest>> body) -> absl::StatusOr<Constraint> {
     if (!body.ok()) return body.status();
-    auto valid = Validator(RequestLimits{}).Validate(std::move(body->prompts[0]), kModel);
+    auto valid = Validator(RequestLimits{}).Validate(std::move(body->prompts[0]), kModelLimits);
     if (!valid.ok()) return valid.status();
     return valid->api().constraint;
   };

@@ -18,9 +18,9 @@ namespace flotilla::rpc {
 namespace {
 
 // A client, and what it heard.
-class Client final : private ClientStream<Request, Response>::Handler {
+class ReflectionClient final : private ClientStream<Request, Response>::Handler {
  public:
-  Client(std::shared_ptr<Poller> poller, int port)
+  ReflectionClient(std::shared_ptr<Poller> poller, int port)
       : stub_(ServerReflection::NewStub(ConnectTo(absl::StrCat("127.0.0.1:", port), nullptr))),
         stream_(std::move(poller), this) {
     stream_.Begin(stub_->PrepareAsyncServerReflectionInfo(&stream_.context(), stream_.queue()));
@@ -67,7 +67,9 @@ class Client final : private ClientStream<Request, Response>::Handler {
 
 class StreamTest : public ScriptedServerTest {
  protected:
-  std::unique_ptr<Client> Connect() { return std::make_unique<Client>(poller_, server_->port()); }
+  std::unique_ptr<ReflectionClient> Connect() {
+    return std::make_unique<ReflectionClient>(poller_, server_->port());
+  }
 };
 
 TEST_F(StreamTest, CarriesMessagesInOrderBothWaysAtOnce) {
@@ -143,7 +145,7 @@ TEST_F(StreamTest, OneThatReachesNobodyEnds) {
   Serve();
   const int port = server_->port();
   server_->Stop(absl::ZeroDuration());
-  Client client(poller_, port);
+  ReflectionClient client(poller_, port);
   client.stream().Send(Say("hello"));
   EXPECT_EQ(client.stream().Wait().error_code(), StatusCode::UNAVAILABLE);
   EXPECT_FALSE(client.opened());
@@ -155,7 +157,7 @@ TEST_F(StreamTest, EndsWhileMuchIsUnderWay) {
     stream.Send(Answer(std::string(1 << 20, 'x')));
   };
   Serve();
-  std::vector<std::unique_ptr<Client>> clients;
+  std::vector<std::unique_ptr<ReflectionClient>> clients;
   for (int i = 0; i < 4; ++i) {
     clients.push_back(Connect());
     for (int k = 0; k < 20; ++k) clients.back()->stream().Send(Say(std::string(1 << 20, 'y')));
@@ -212,7 +214,7 @@ TEST_F(StreamTest, StopsWhileCallsCome) {
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([this, port = server_->port()] {
         for (int k = 0; k < 10; ++k) {
-          Client client(poller_, port);
+          ReflectionClient client(poller_, port);
           client.stream().Send(Say("hello"));
           client.stream().Send(Say("end"));
           EXPECT_FALSE(client.stream().Wait().ok());

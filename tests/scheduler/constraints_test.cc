@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-ExecutorDescription Group(std::uint32_t lag) {
+ExecutorDescription ConstraintsGroup(std::uint32_t lag) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.lag = lag;
   group.max_draft_tokens = 4;
@@ -47,8 +47,8 @@ auto LateTimes(std::uint32_t times) {
 TEST(Constraints, LateRowsRunAgainAndGiveTheSameTokens) {
   for (const std::uint32_t lag : {1u, 2u, 3u}) {
     for (const std::uint32_t draft_tokens : {0u, 4u}) {
-      CoreHarness prompt({.max_draft_tokens = draft_tokens}, Group(lag));
-      CoreHarness late({.max_draft_tokens = draft_tokens}, Group(lag));
+      CoreHarness prompt({.max_draft_tokens = draft_tokens}, ConstraintsGroup(lag));
+      CoreHarness late({.max_draft_tokens = draft_tokens}, ConstraintsGroup(lag));
       late.mask_of = LateTimes(3);
       for (CoreHarness* harness : {&prompt, &late}) {
         harness->core.Submit(0, Constrained(1, 33, 20));
@@ -65,7 +65,7 @@ TEST(Constraints, LateRowsRunAgainAndGiveTheSameTokens) {
 
 // The steps of a request beside one whose masks are always late are those that it needs alone.
 TEST(Constraints, NobodyElseWaitsForALateMask) {
-  CoreHarness harness({}, Group(1));
+  CoreHarness harness({}, ConstraintsGroup(1));
   harness.mask_of = [](const worker::BatchItem&) { return std::optional<std::string>(""); };
   harness.core.Submit(0, Constrained(1, 40, 50));
   for (int i = 0; i < 10; ++i) {
@@ -84,7 +84,7 @@ TEST(Constraints, NobodyElseWaitsForALateMask) {
 
 // A worker may wait in a step that has nothing but rows whose masks are late.
 TEST(Constraints, TimesOfLateRowsAreNotLearnt) {
-  CoreHarness harness({}, Group(1));
+  CoreHarness harness({}, ConstraintsGroup(1));
   bool late = false;
   harness.mask_of = [&](const worker::BatchItem&) {
     return late ? std::optional<std::string>("") : std::nullopt;
@@ -103,7 +103,7 @@ TEST(Constraints, TimesOfLateRowsAreNotLearnt) {
 }
 
 TEST(Constraints, ARefusalEndsTheRequestAndNamesTheReason) {
-  CoreHarness harness({}, Group(1));
+  CoreHarness harness({}, ConstraintsGroup(1));
   harness.mask_of = [](const worker::BatchItem& item) -> std::optional<std::string> {
     if (item.output_index == 2) return "the grammar is too hard";
     return std::nullopt;

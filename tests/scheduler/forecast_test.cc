@@ -15,7 +15,7 @@
 namespace flotilla::scheduler {
 namespace {
 
-ExecutorDescription Group(std::uint32_t blocks = 4000, std::uint32_t context = 16384) {
+ExecutorDescription ForecastGroup(std::uint32_t blocks = 4000, std::uint32_t context = 16384) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.vocab_size = 1000;
   group.max_context = context;
@@ -59,7 +59,7 @@ TokenizedRequest LiveRequest(std::uint64_t id, std::uint32_t prompt, std::uint32
 
 // Row 4.
 TEST(Forecast, ADeadlineThatCanBeMetIsMetAfterManyShortPrompts) {
-  CoreHarness harness({.max_step_tokens = 2048, .max_chunk_tokens = 2048}, Group(), "edf");
+  CoreHarness harness({.max_step_tokens = 2048, .max_chunk_tokens = 2048}, ForecastGroup(), "edf");
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
     return std::max<std::int64_t>(4'000'000, std::int64_t{20'000} * (prefill + decodes));
   };
@@ -90,7 +90,7 @@ Mix DropsOf(std::uint64_t seed) {
     return row * rows + context * (rows * begin + rows * (rows + 1) / 2);
   };
   const auto decode_ns = [=](std::int64_t length) { return row + decode_context * length; };
-  CoreHarness harness({.max_seqs = 8, .prefix_cache = false}, Group(), "edf");
+  CoreHarness harness({.max_seqs = 8, .prefix_cache = false}, ForecastGroup(), "edf");
   harness.batch_ns = [=](const worker::Batch& batch) {
     std::int64_t ns = fixed;
     for (const worker::BatchItem& item : batch.items) {
@@ -176,7 +176,8 @@ TEST(Forecast, WhoIsDroppedCouldNotHaveMetItsDeadline) {
 // Row 5.
 TEST(Forecast, ChunksBehindALongContextKeepToTheInterTokenTarget) {
   CoreHarness harness(
-      {.max_step_tokens = 512, .max_chunk_tokens = 512, .itl_target_ns = 60'000'000}, Group(8000));
+      {.max_step_tokens = 512, .max_chunk_tokens = 512, .itl_target_ns = 60'000'000},
+      ForecastGroup(8000));
   harness.batch_ns = ThisCpuNs;
   const TokenizedRequest base = CoreHarness::Request(9, 8000, 2);
   harness.core.Submit(0, base);
@@ -212,7 +213,7 @@ TEST(Forecast, ChunksBehindALongContextKeepToTheInterTokenTarget) {
 
 // Row 6.
 TEST(Forecast, NobodyIsRefusedWhilePlacesAreFree) {
-  CoreHarness harness({.max_seqs = 64, .max_wait_ns = 1'000'000'000}, Group());
+  CoreHarness harness({.max_seqs = 64, .max_wait_ns = 1'000'000'000}, ForecastGroup());
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
     return 3'000'000 + std::int64_t{30'000} * prefill + std::int64_t{100'000} * decodes;
   };
@@ -252,13 +253,13 @@ std::uint64_t ExpectedAfter(CoreHarness& harness, std::uint64_t first_id, int co
 }
 
 TEST(Forecast, LoadReportsCountWhatAnswersAreExpectedToHave) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, ForecastGroup());
   EXPECT_EQ(ExpectedAfter(harness, 1, 0, 30), 700u);  // the prior
   EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 100, 100, 30)), 30, 4);
 }
 
 TEST(Forecast, RequestsWithoutMaxTokensAreAClass) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, ForecastGroup());
   EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 1, 60, 30, true)), 30, 4);
   EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 1000, 60, 300)), 300, 30);
   EXPECT_NEAR(static_cast<double>(ExpectedAfter(harness, 2000, 0, 30, true)), 30, 4);
@@ -274,7 +275,7 @@ std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_t
                         std::uint32_t max_preemptions) {
   CoreHarness harness(
       {.max_seqs = 64, .max_queued_tokens = 1 << 20, .max_preemptions = max_preemptions},
-      Group(601, 8192));
+      ForecastGroup(601, 8192));
   harness.token_of = [&](const worker::BatchItem& item, std::uint32_t output) {
     return output + 1 >= OutputsOf(item.sampling->seed) ? kStop
                                                         : static_cast<TokenId>(output % 900);
@@ -321,7 +322,7 @@ TEST(Forecast, MaxTokensThatAreTooLargeCostNoSteps) {
 
 // The mean times to the first token, of answers of 20 and of 400 tokens, under srpt.
 std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t max_of_long) {
-  CoreHarness harness({.max_seqs = 4}, Group(), "srpt");
+  CoreHarness harness({.max_seqs = 4}, ForecastGroup(), "srpt");
   harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
     const std::uint32_t outputs = item.sampling->seed % 2 == 0 ? 20 : 400;
     return output + 1 >= outputs ? kStop : static_cast<TokenId>(output % 900);
@@ -377,7 +378,7 @@ TEST(Forecast, ProtectedRequestsReserveWhatTheyAreExpectedToNeed) {
                          .max_queued_tokens = 1 << 20,
                          .watermark_blocks = 0,
                          .expected_output_permille = 0},
-                        Group(601, 8192));
+                        ForecastGroup(601, 8192));
     harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
       return output >= 250 + item.sampling->seed % 50 ? kStop : static_cast<TokenId>(output % 900);
     };
@@ -405,7 +406,7 @@ struct Stream {
   double median_ms = 0, p99_ms = 0, tokens_per_s = 0, ttft_p99_ms = 0;
 };
 Stream ClosedLoop(const CoreOptions& options, std::uint64_t concurrency, std::uint64_t count) {
-  ExecutorDescription group = Group();
+  ExecutorDescription group = ForecastGroup();
   // What a worker measures when it has loaded: a prompt of 32 tokens and a decode.
   group.prefill_ns_per_token = 460'000;
   group.decode_ns_per_step = 2'870'000;
@@ -466,7 +467,7 @@ TEST(Forecast, ByDefaultChunksFollowTheTimeOfSteps) {
 
 // Prompts come without end. At least one step in 66 has none, and shows what decodes take.
 TEST(Forecast, DecodesAloneAreMeasuredHoweverManyPromptsWait) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, ForecastGroup());
   harness.batch_ns = ThisCpuNs;
   harness.Submit(1, 4, 1500);
   int since = 0;
@@ -490,7 +491,7 @@ void RunSteps(CoreHarness& harness, int steps) {
 }
 
 TEST(Forecast, TheServersOwnLimitEndsARequestAndPlansNothing) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, ForecastGroup());
   harness.batch_ns = SlowNs;
   const auto submit = [&](std::uint64_t id) {
     TokenizedRequest request = LiveRequest(id, 4, 1000);
@@ -514,7 +515,7 @@ TEST(Forecast, TheServersOwnLimitEndsARequestAndPlansNothing) {
 }
 
 TEST(Forecast, ARequestWithoutADeadlineNeverWaitsForThoseThatHaveOne) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, ForecastGroup());
   harness.batch_ns = [](const worker::Batch& batch) {
     return static_cast<std::int64_t>(1'000'000 + 1'000'000 * batch.items.size());
   };
@@ -561,7 +562,7 @@ class NoisyCpu {
 
 // Row 18. The requests per second that are served within 4 s, of `rate` that arrive.
 double Goodput(const char* policy, double rate) {
-  CoreHarness harness({}, Group(), policy);
+  CoreHarness harness({}, ForecastGroup(), policy);
   harness.batch_ns = NoisyCpu();
   testing::Random random(11);
   const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };

@@ -20,8 +20,8 @@ struct Scheduler {
   SchedulerMetrics metrics{registry, &probe, &clock};
 };
 
-StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
-                const std::vector<std::uint32_t>& lengths) {
+StepResult AnswerOf(std::uint32_t rows, std::uint32_t decode_rows,
+                    const std::vector<std::uint32_t>& lengths) {
   StepResult result;
   result.timings = {
       .start_ns = 0, .compute_ns = 3'000'000, .rows = rows, .decode_rows = decode_rows};
@@ -35,10 +35,10 @@ StepResult Step(std::uint32_t rows, std::uint32_t decode_rows,
 
 TEST(SchedulerMetricsTest, StepsAreSortedByWhatTheyDid) {
   Scheduler scheduler;
-  scheduler.metrics.OnStep(Step(8, 8, {1, 2}), 16);
-  scheduler.metrics.OnStep(Step(8, 0, {8}), 16);
-  scheduler.metrics.OnStep(Step(8, 3, {8, 24}), 16);
-  scheduler.metrics.OnStep(Step(0, 0, {}), 16);  // nothing was computed: not a step
+  scheduler.metrics.OnStep(AnswerOf(8, 8, {1, 2}), 16);
+  scheduler.metrics.OnStep(AnswerOf(8, 0, {8}), 16);
+  scheduler.metrics.OnStep(AnswerOf(8, 3, {8, 24}), 16);
+  scheduler.metrics.OnStep(AnswerOf(0, 0, {}), 16);  // nothing was computed: not a step
   const std::string page = scheduler.registry.Render();
   for (const char* phase : {"decode", "prefill", "mixed"}) {
     EXPECT_THAT(page, HasSubstr(std::string("flotilla_scheduler_step_duration_seconds_count{"

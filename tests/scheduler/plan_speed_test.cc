@@ -25,7 +25,7 @@ constexpr bool kTimed = false;
 constexpr bool kTimed = true;
 #endif
 
-ExecutorDescription Group(std::uint32_t blocks) {
+ExecutorDescription PlanSpeedGroup(std::uint32_t blocks) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.max_context = 200'000;
   group.block_count = blocks + 1;
@@ -37,7 +37,7 @@ ExecutorDescription Group(std::uint32_t blocks) {
 class Waiting {
  public:
   Waiting(std::uint32_t cached, const char* policy)
-      : harness_({.max_queued_tokens = 1u << 30}, Group(cached / 16 + 200), policy) {
+      : harness_({.max_queued_tokens = 1u << 30}, PlanSpeedGroup(cached / 16 + 200), policy) {
     harness_.core.Submit(0, CoreHarness::Request(1, cached, 2));
     harness_.RunAll();
     harness_.Submit(2, 16, 2000);

@@ -12,17 +12,17 @@ namespace {
 
 using PlanRun = flotilla::Run;  // ::testing::Test has a Run of its own
 
-ExecutorDescription Group() { return testing::FakeExecutorOptions::DefaultDescription(); }
+ExecutorDescription PlannerGroup() { return testing::FakeExecutorOptions::DefaultDescription(); }
 
 ExecutorDescription SmallGroup(std::uint32_t blocks, std::uint32_t block_tokens) {
-  ExecutorDescription group = Group();
+  ExecutorDescription group = PlannerGroup();
   group.block_count = blocks + 1;
   group.groups[0].tokens_per_block = block_tokens;
   return group;
 }
 
 TEST(Planner, EveryDecodeRunsInEveryStepOfALongPrefill) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PlannerGroup());
   for (std::uint64_t id = 1; id <= 8; ++id) harness.Submit(id, 5, 200);
   while (harness.TokensOf(8) == 0) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
@@ -44,7 +44,7 @@ TEST(Planner, EveryDecodeRunsInEveryStepOfALongPrefill) {
 }
 
 TEST(Planner, ChunksKeepWithinBothBudgets) {
-  CoreHarness harness({.max_step_tokens = 100, .max_chunk_tokens = 30}, Group());
+  CoreHarness harness({.max_step_tokens = 100, .max_chunk_tokens = 30}, PlannerGroup());
   harness.Submit(1, 90, 4);
   harness.Submit(2, 90, 4);
   harness.Submit(3, 90, 4);
@@ -62,7 +62,7 @@ TEST(Planner, ChunksKeepWithinBothBudgets) {
 
 TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
   for (std::uint32_t lag = 1; lag <= 3; ++lag) {
-    ExecutorDescription group = Group();
+    ExecutorDescription group = PlannerGroup();
     group.lag = lag;
     CoreHarness harness({}, group);
     harness.Submit(1, 4, 50);
@@ -75,7 +75,7 @@ TEST(Planner, AtMostLagPlusOnePlansAreUnanswered) {
 }
 
 TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
-  ExecutorDescription group = Group();
+  ExecutorDescription group = PlannerGroup();
   group.lag = 3;
   CoreHarness harness({}, group);
   for (std::uint64_t id = 1; id <= 9; ++id) harness.Submit(id, 3, 20);
@@ -88,7 +88,7 @@ TEST(Planner, MicroBatchesShareTheSequencesEvenly) {
 }
 
 TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PlannerGroup());
   harness.Submit(1, 4, 11);  // 14 positions: one block of 16
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   harness.Answer();
@@ -101,7 +101,7 @@ TEST(Planner, ADecodeStepNamesNoSequenceThatNeedsNothing) {
 }
 
 TEST(Planner, NoPlanIsMadeForASequenceThatHasSurelyFinished) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PlannerGroup());
   harness.Submit(1, 4, 2);
   EXPECT_EQ(harness.Plan(), StallReason::kNone);  // prefill, token 0
   EXPECT_EQ(harness.Plan(), StallReason::kNone);  // token 1, the last
@@ -152,7 +152,7 @@ TEST(Planner, AShortageDefersThenStallsThenPreemptsTheLast) {
 }
 
 TEST(Planner, HigherPriorityIsAdmittedFirst) {
-  CoreHarness harness({.max_seqs = 1}, Group());
+  CoreHarness harness({.max_seqs = 1}, PlannerGroup());
   harness.Submit(1, 3, 2);
   TokenizedRequest urgent = CoreHarness::Request(2, 3, 2);
   urgent.priority = 1;
@@ -250,7 +250,7 @@ TEST(Planner, AdmissionLeavesRoomForWhatRequestsUse) {
 }
 
 TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PlannerGroup());
   harness.Submit(1, 40, 100);
   harness.Plan();
   harness.Answer();
@@ -270,7 +270,7 @@ TEST(Core, CancelFreesBlocksAtOnceAndDropsInTheNextPlan) {
 }
 
 TEST(Core, DeadlineEndsWaitingAndRunning) {
-  CoreHarness harness({.max_seqs = 1}, Group());
+  CoreHarness harness({.max_seqs = 1}, PlannerGroup());
   for (std::uint64_t id = 1; id <= 2; ++id) {
     TokenizedRequest request = CoreHarness::Request(id, 4, 100);
     request.deadline_ns = 1000;
@@ -290,7 +290,7 @@ TEST(Core, DeadlineEndsWaitingAndRunning) {
 }
 
 TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PlannerGroup());
   TokenizedRequest request = CoreHarness::Request(1, 30, 10);
   request.logprobs.prompt_top = 0;
   harness.core.Submit(0, request);
@@ -322,7 +322,7 @@ TEST(Core, LostGroupIsReplayedWithNoTokenTwice) {
 }
 
 TEST(Core, OutputPrefixContinuesAtItsPosition) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PlannerGroup());
   TokenizedRequest request = CoreHarness::Request(1, 5, 6);
   request.output_prefix = {{testing::FakeToken(1, SequenceIndex(0), 0, 1000)}};
   harness.core.Submit(0, request);
@@ -333,7 +333,7 @@ TEST(Core, OutputPrefixContinuesAtItsPosition) {
 }
 
 TEST(Core, MaxTokensZeroEndsAfterThePrompt) {
-  CoreHarness harness({.max_chunk_tokens = 8}, Group());
+  CoreHarness harness({.max_chunk_tokens = 8}, PlannerGroup());
   TokenizedRequest request = CoreHarness::Request(1, 20, 0);
   request.logprobs.prompt_top = 3;
   harness.core.Submit(0, request);
@@ -436,7 +436,7 @@ TEST(Core, AReplayPassesAdmission) {
 
 TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
   const auto applied = [](auto change) {
-    CoreHarness harness({}, Group());
+    CoreHarness harness({}, PlannerGroup());
     harness.Submit(1, 4, 10);
     harness.Plan();
     StepResult result{.epoch = harness.epoch(), .step = Step(1)};

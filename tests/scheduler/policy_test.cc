@@ -18,7 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-ExecutorDescription Group() {
+ExecutorDescription PolicyGroup() {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.prefill_ns_per_token = 20'000;
   group.decode_ns_per_step = 1'000'000;
@@ -26,13 +26,13 @@ ExecutorDescription Group() {
 }
 
 // Weights are read once per step; each row adds a little.
-std::int64_t StepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
+std::int64_t PolicyStepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
   return 1'000'000 + 20'000 * (prefill_rows + std::int64_t{decode_rows});
 }
 
 // The order in which three waiting requests start, one at a time.
 std::vector<std::uint64_t> OrderUnder(const char* policy) {
-  CoreHarness harness({.max_seqs = 1}, Group(), policy);
+  CoreHarness harness({.max_seqs = 1}, PolicyGroup(), policy);
   harness.Submit(9, 4, 1);
   harness.Plan();
   TokenizedRequest a = CoreHarness::Request(1, 40, 30);
@@ -105,8 +105,8 @@ TEST(FairShare, ForgetsTenantsThatOweNothing) {
 std::map<std::string, double> Shares(std::vector<std::pair<std::string, std::uint32_t>> weights) {
   CoreOptions options{.max_seqs = 16, .max_queued_tokens = 1 << 20, .fair_share = true};
   options.tenant_weights = std::move(weights);
-  CoreHarness harness(options, Group());
-  harness.step_ns = StepNs;
+  CoreHarness harness(options, PolicyGroup());
+  harness.step_ns = PolicyStepNs;
   testing::Random random(7);
   std::map<std::string, double> tokens;
   std::map<std::uint64_t, std::string> tenant_of;
@@ -153,8 +153,8 @@ struct Service {
 // times the latency without load.
 Service ServeDeadlines(const char* policy, double load) {
   CoreOptions options{.max_seqs = 8};
-  CoreHarness harness(options, Group(), policy);
-  harness.step_ns = StepNs;
+  CoreHarness harness(options, PolicyGroup(), policy);
+  harness.step_ns = PolicyStepNs;
   testing::Random random(3);
   const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };
   // Eight requests at a time make 8 tokens in 1.16 ms. On average a request has 100 prompt tokens
@@ -209,8 +209,8 @@ TEST(Deadlines, EarliestFirstMeetsMoreThanFcfs) {
 }
 
 TEST(Deadlines, ARequestThatCannotMakeItEndsBeforeItsPrefill) {
-  CoreHarness harness({.max_seqs = 1}, Group(), "edf");
-  harness.step_ns = StepNs;
+  CoreHarness harness({.max_seqs = 1}, PolicyGroup(), "edf");
+  harness.step_ns = PolicyStepNs;
   harness.Submit(1, 10, 20);
   harness.Plan();
   TokenizedRequest request = CoreHarness::Request(2, 10, 30);
@@ -225,8 +225,8 @@ TEST(Deadlines, ARequestThatCannotMakeItEndsBeforeItsPrefill) {
 }
 
 TEST(Admission, ALongWaitIsRefusedWithItsLength) {
-  CoreHarness harness({.max_seqs = 1, .max_wait_ns = 50'000'000}, Group());
-  harness.step_ns = StepNs;
+  CoreHarness harness({.max_seqs = 1, .max_wait_ns = 50'000'000}, PolicyGroup());
+  harness.step_ns = PolicyStepNs;
   std::uint64_t id = 1;
   while (!harness.EndOf(id - 1).has_value() && id < 1000) {
     harness.Submit(id, 100, 20);
@@ -242,8 +242,8 @@ TEST(Admission, ALongWaitIsRefusedWithItsLength) {
 
 TEST(Planner, ChunksLeaveRoomForTheInterTokenTarget) {
   CoreHarness harness({.max_step_tokens = 512, .max_chunk_tokens = 512, .itl_target_ns = 3'000'000},
-                      Group());
-  harness.step_ns = StepNs;
+                      PolicyGroup());
+  harness.step_ns = PolicyStepNs;
   harness.Submit(1, 4, 400);
   for (int i = 0; i < 50; ++i) {
     harness.Plan();

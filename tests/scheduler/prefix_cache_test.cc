@@ -7,13 +7,13 @@
 namespace flotilla::scheduler {
 namespace {
 
-ExecutorDescription Group(std::uint32_t blocks = 1024) {
+ExecutorDescription PrefixCacheGroup(std::uint32_t blocks = 1024) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.block_count = blocks + 1;
   return group;
 }
 
-TokenizedRequest Alike(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens = 4) {
+TokenizedRequest SamePrompt(std::uint64_t id, std::uint32_t prompt, std::uint32_t max_tokens = 4) {
   TokenizedRequest request = CoreHarness::Request(1, prompt, max_tokens);
   request.id.counter = id;
   return request;
@@ -24,8 +24,8 @@ std::uint64_t Prefilled(const CoreHarness& harness) {
 }
 
 TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
-  CoreHarness harness({}, Group());
-  for (std::uint64_t id = 1; id <= 8; ++id) harness.core.Submit(0, Alike(id, 1000));
+  CoreHarness harness({}, PrefixCacheGroup());
+  for (std::uint64_t id = 1; id <= 8; ++id) harness.core.Submit(0, SamePrompt(id, 1000));
   harness.RunAll();
   // 62 whole blocks are shared. Each request computes the 8 tokens after them.
   EXPECT_EQ(Prefilled(harness), 1000u + 7 * 8);
@@ -37,8 +37,8 @@ TEST(PrefixCache, EqualPromptsThatArriveTogetherAreComputedOnce) {
 }
 
 TEST(PrefixCache, ShortPromptsShareABlockWithinOnePlan) {
-  CoreHarness harness({}, Group());
-  for (std::uint64_t id = 1; id <= 3; ++id) harness.core.Submit(0, Alike(id, 20));
+  CoreHarness harness({}, PrefixCacheGroup());
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.core.Submit(0, SamePrompt(id, 20));
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
   const auto runs = CoreHarness::OpsOf<flotilla::Run>(harness.plans.back());
   ASSERT_EQ(runs.size(), 3u);
@@ -51,10 +51,10 @@ TEST(PrefixCache, ShortPromptsShareABlockWithinOnePlan) {
 }
 
 TEST(PrefixCache, AConversationReusesItsAnswers) {
-  CoreHarness harness({}, Group());
-  harness.core.Submit(0, Alike(1, 100, 61));
+  CoreHarness harness({}, PrefixCacheGroup());
+  harness.core.Submit(0, SamePrompt(1, 100, 61));
   harness.RunAll();
-  TokenizedRequest next = Alike(2, 100);
+  TokenizedRequest next = SamePrompt(2, 100);
   for (const EngineEvent& event : harness.events[1]) {
     if (const auto* token = std::get_if<TokenEvent>(&event)) {
       next.prompt.push_back(token->sampled.token);
@@ -72,14 +72,14 @@ TEST(PrefixCache, AConversationReusesItsAnswers) {
 // same.
 TEST(PrefixCache, AnAnswerToAPromptAskedBeforeIsReusedToo) {
   for (const std::uint32_t prompt : {100u, 112u}) {
-    CoreHarness harness({}, Group());
-    harness.core.Submit(0, Alike(1, prompt, 61));
+    CoreHarness harness({}, PrefixCacheGroup());
+    harness.core.Submit(0, SamePrompt(1, prompt, 61));
     harness.RunAll();
-    TokenizedRequest again = Alike(2, prompt, 200);
+    TokenizedRequest again = SamePrompt(2, prompt, 200);
     again.sampling.seed = 77;
     harness.core.Submit(0, again);
     harness.RunAll();
-    TokenizedRequest next = Alike(3, prompt);
+    TokenizedRequest next = SamePrompt(3, prompt);
     for (const EngineEvent& event : harness.events[2]) {
       if (const auto* token = std::get_if<TokenEvent>(&event)) {
         next.prompt.push_back(token->sampled.token);
@@ -94,10 +94,10 @@ TEST(PrefixCache, AnAnswerToAPromptAskedBeforeIsReusedToo) {
 }
 
 TEST(PrefixCache, APromptWhoseLogprobsAreWantedIsComputed) {
-  CoreHarness harness({}, Group());
-  harness.core.Submit(0, Alike(1, 100));
+  CoreHarness harness({}, PrefixCacheGroup());
+  harness.core.Submit(0, SamePrompt(1, 100));
   harness.RunAll();
-  TokenizedRequest scored = Alike(2, 100);
+  TokenizedRequest scored = SamePrompt(2, 100);
   scored.logprobs.prompt_top = 0;
   harness.core.Submit(0, scored);
   harness.RunAll();
@@ -106,11 +106,11 @@ TEST(PrefixCache, APromptWhoseLogprobsAreWantedIsComputed) {
 }
 
 TEST(PrefixCache, TenantsAndSaltsNeverMeet) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, PrefixCacheGroup());
   const char* const scopes[][2] = {{"", ""}, {"a", ""}, {"", "a"}, {"a", "b"}, {"ab", ""}};
   std::uint64_t id = 0;
   for (const auto& [tenant, salt] : scopes) {
-    TokenizedRequest request = Alike(++id, 100);
+    TokenizedRequest request = SamePrompt(++id, 100);
     request.tenant = tenant;
     request.cache_salt = salt;
     harness.core.Submit(0, request);
@@ -120,32 +120,32 @@ TEST(PrefixCache, TenantsAndSaltsNeverMeet) {
 }
 
 TEST(PrefixCache, CachedBlocksGiveWayToRequests) {
-  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(10));
-  harness.core.Submit(0, Alike(1, 100));
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, PrefixCacheGroup(10));
+  harness.core.Submit(0, SamePrompt(1, 100));
   harness.RunAll();
   harness.Submit(50, 140, 4);  // needs 9 of 10 blocks; 6 are cached
   harness.RunAll();
   EXPECT_EQ(harness.TokensOf(50), 4u);
   EXPECT_EQ(harness.core.Snapshot().counters.evictions, 5u);
-  harness.core.Submit(0, Alike(2, 100));  // its last blocks were evicted first
+  harness.core.Submit(0, SamePrompt(2, 100));  // its last blocks were evicted first
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 16u);
 }
 
 TEST(PrefixCache, ALostGroupHasNoCache) {
-  CoreHarness harness({}, Group());
-  harness.core.Submit(0, Alike(1, 100));
+  CoreHarness harness({}, PrefixCacheGroup());
+  harness.core.Submit(0, SamePrompt(1, 100));
   harness.RunAll();
   harness.core.Lost(harness.epoch());
   harness.Restart();
-  harness.core.Submit(0, Alike(2, 100));
+  harness.core.Submit(0, SamePrompt(2, 100));
   harness.RunAll();
   EXPECT_EQ(harness.EndOf(2)->usage.cached_tokens, 0u);
 }
 
 TEST(PrefixCache, CanBeOff) {
-  CoreHarness harness({.prefix_cache = false}, Group());
-  for (std::uint64_t id = 1; id <= 2; ++id) harness.core.Submit(0, Alike(id, 100));
+  CoreHarness harness({.prefix_cache = false}, PrefixCacheGroup());
+  for (std::uint64_t id = 1; id <= 2; ++id) harness.core.Submit(0, SamePrompt(id, 100));
   harness.RunAll();
   EXPECT_EQ(Prefilled(harness), 200u);
 }

@@ -11,7 +11,7 @@
 namespace flotilla::scheduler {
 namespace {
 
-ExecutorDescription Group() {
+ExecutorDescription QuarantineGroup() {
   ExecutorDescription group;
   group.vocab_size = 1000;
   group.max_context = 2048;
@@ -26,7 +26,7 @@ ExecutorDescription Group() {
 
 class QuarantineTest : public ::testing::Test {
  protected:
-  QuarantineTest() : harness({}, Group()) {}
+  QuarantineTest() : harness({}, QuarantineGroup()) {}
 
   // Returns the requests whose rows the plan computes.
   std::set<std::uint64_t> RequestsOf(const StepPlan& plan) {
@@ -98,7 +98,7 @@ TEST_F(QuarantineTest, TheOneThatKillsIsFailedAndAllOthersAreServed) {
 // Sequences cannot be forked where a group has state, so each beam computes all of its rows again,
 // in isolated steps. The first one waits for the others.
 TEST(QuarantineOfBeams, GoOnWhereTheyCannotBeForked) {
-  ExecutorDescription group = Group();
+  ExecutorDescription group = QuarantineGroup();
   group.groups.push_back({.kind = KvGroup::Kind::kState});
   CoreHarness harness({}, group);
   TokenizedRequest request = CoreHarness::Request(1, 20, 12);
@@ -183,7 +183,7 @@ TEST_F(QuarantineTest, ADeathFromOutsideCostsNobodyItsAnswer) {
 // The group is killed from outside every 20 steps. Prompts of 32 steps never get further, so one of
 // them is the one that runs at each death. None fails.
 TEST(Quarantine, DeathsFromOutsideAtAnyRateFailNobody) {
-  ExecutorDescription group = Group();
+  ExecutorDescription group = QuarantineGroup();
   group.max_context = 16384;
   group.block_count = 4000;
   CoreHarness harness({}, group);

@@ -18,9 +18,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr std::int64_t kMs = 1'000'000;
+constexpr std::int64_t kMillisecond = 1'000'000;
 
-ExecutorDescription Group() {
+ExecutorDescription RefusedPlansGroup() {
   ExecutorDescription group;
   group.vocab_size = 1000;
   group.max_context = 2048;
@@ -35,7 +35,7 @@ ExecutorDescription Group() {
 
 class RefusedPlansTest : public ::testing::Test {
  protected:
-  RefusedPlansTest() : harness({}, Group()) {}
+  RefusedPlansTest() : harness({}, RefusedPlansGroup()) {}
 
   // Whether the plan computes rows of the request's prompt at or after `position`.
   bool Computes(const StepPlan& plan, std::uint64_t request, std::uint32_t position) {
@@ -110,7 +110,7 @@ TEST_F(RefusedPlansTest, ARequestThatIsAloneFailsAtTheSecondRefusalAfterAPause) 
   Run(/*culprit=*/1);
   EXPECT_EQ(refusals, 2);
   EXPECT_EQ(pauses, 1);
-  EXPECT_GE(harness.now_ns, 100 * kMs);
+  EXPECT_GE(harness.now_ns, 100 * kMillisecond);
   EXPECT_TRUE(absl::IsInternal(harness.EndOf(1)->status));
 }
 
@@ -160,7 +160,7 @@ TEST(RefusedPlans, WithoutACauseThePausesGrowAndOnlyTheLastCandidatesAreGivenBac
     plans.Update(now_ns, [](const RequestId&) { return 0u; });
     EXPECT_FALSE(plans.MayStart(Id(round)));
     EXPECT_TRUE(plans.MayStart(Id(1000)));
-    pauses_ms.push_back((*plans.wake_ns() - now_ns) / kMs);
+    pauses_ms.push_back((*plans.wake_ns() - now_ns) / kMillisecond);
     now_ns = *plans.wake_ns();
     plans.Update(now_ns, [](const RequestId&) { return 0u; });
     EXPECT_TRUE(plans.MayStart(Id(round)));

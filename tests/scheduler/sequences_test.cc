@@ -17,7 +17,7 @@ using ::testing::SizeIs;
 
 using PlanRun = flotilla::Run;  // ::testing::Test has a Run of its own
 
-ExecutorDescription Group(std::uint32_t block_tokens, std::uint32_t blocks) {
+ExecutorDescription SequencesGroup(std::uint32_t block_tokens, std::uint32_t blocks) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.groups[0].tokens_per_block = block_tokens;
   group.block_count = blocks + 1;
@@ -45,7 +45,7 @@ std::vector<SequenceEnd> SequenceEnds(CoreHarness& harness, std::uint64_t id) {
 }
 
 TEST(Sequences, ShareThePromptAndCopyItsLastBlock) {
-  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  CoreHarness harness({.prefix_cache = false}, SequencesGroup(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 6);
   request.sequences = 3;
   harness.core.Submit(0, request);
@@ -81,7 +81,7 @@ TEST(Sequences, ShareThePromptAndCopyItsLastBlock) {
 }
 
 TEST(Sequences, OneThatEndsLeavesTheOthersTheirBlocks) {
-  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  CoreHarness harness({.prefix_cache = false}, SequencesGroup(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 20);
   request.sequences = 2;
   harness.core.Submit(0, request);
@@ -101,7 +101,7 @@ TEST(Sequences, OneThatEndsLeavesTheOthersTheirBlocks) {
 
 // The first sequence ends before another sequence has a block. So another one computes the prompt.
 TEST(Sequences, APendingSequenceOutlivesItsParent) {
-  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  CoreHarness harness({.prefix_cache = false}, SequencesGroup(4, 100));
   TokenizedRequest request = CoreHarness::Request(1, 11, 5);
   request.sequences = 3;
   harness.core.Submit(0, request);
@@ -122,7 +122,7 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
 // blocks again.
 TEST(Sequences, ArePreemptedAndResumedTogether) {
   CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .prefix_cache = false},
-                      Group(4, 12));
+                      SequencesGroup(4, 12));
   harness.Submit(1, 8, 24);
   TokenizedRequest request = CoreHarness::Request(2, 9, 12);
   request.sequences = 2;
@@ -138,7 +138,7 @@ TEST(Sequences, ArePreemptedAndResumedTogether) {
 }
 
 TEST(Sequences, ARequestWaitsUntilAllItsSequencesCanRun) {
-  CoreHarness harness({.max_seqs = 4}, Group(4, 100));
+  CoreHarness harness({.max_seqs = 4}, SequencesGroup(4, 100));
   harness.Submit(1, 4, 30);
   harness.Submit(2, 4, 30);
   TokenizedRequest request = CoreHarness::Request(3, 4, 3);
@@ -163,7 +163,7 @@ TokenizedRequest BeamRequest(std::uint64_t id, std::uint32_t prompt_tokens,
 }
 
 TEST(Beams, AreForkedAndDroppedByTheirTables) {
-  CoreHarness harness({.prefix_cache = false}, Group(4, 100));
+  CoreHarness harness({.prefix_cache = false}, SequencesGroup(4, 100));
   harness.core.Submit(0, BeamRequest(1, 10, 6, 3));
   harness.Plan();
   EXPECT_EQ(CoreHarness::OpsOf<PlanRun>(harness.plans[0])[0].candidates, 6u);
@@ -196,7 +196,7 @@ TEST(Beams, AreForkedAndDroppedByTheirTables) {
 // Other sequences decode in every step. Beams run in every second step, because each choice waits
 // for a result.
 TEST(Beams, NobodyWaitsForThem) {
-  CoreHarness harness({}, Group(4, 100));
+  CoreHarness harness({}, SequencesGroup(4, 100));
   harness.Submit(1, 4, 12);
   harness.core.Submit(0, BeamRequest(2, 4, 6, 2));
   harness.Plan();
@@ -211,7 +211,7 @@ TEST(Beams, NobodyWaitsForThem) {
 }
 
 TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
-  CoreHarness harness({}, Group(4, 100));
+  CoreHarness harness({}, SequencesGroup(4, 100));
   harness.core.Submit(0, BeamRequest(1, 4, 5, 3));
   harness.Plan();
   harness.core.Cancel({.request = {1, 1}, .sequence = SequenceIndex(1)});
@@ -233,10 +233,10 @@ TEST(Beams, AnAnswerThatNobodyWantsIsLeftOut) {
 }
 
 TEST(Beams, ALostGroupChangesNothing) {
-  CoreHarness alone({}, Group(4, 100));
+  CoreHarness alone({}, SequencesGroup(4, 100));
   alone.core.Submit(0, BeamRequest(1, 9, 60, 4));
   alone.RunAll();
-  CoreHarness harness({}, Group(4, 100));
+  CoreHarness harness({}, SequencesGroup(4, 100));
   harness.core.Submit(0, BeamRequest(1, 9, 60, 4));
   for (int i = 0; i < 5; ++i) {
     harness.Plan();

@@ -126,7 +126,7 @@ TEST(ChooseDepth, NoDraftTokenIsNoWrongOne) {
   EXPECT_EQ(acceptance.chance(), DraftAcceptance::kSure / 2);
 }
 
-ExecutorDescription Group(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
+ExecutorDescription SpeculationGroup(std::uint32_t blocks = 1023, std::uint32_t lag = 1) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.max_draft_tokens = 4;
   group.block_count = blocks + 1;
@@ -168,7 +168,7 @@ TEST(Speculation, TextThatRepeatsTakesFewerStepsAndTheSameTokens) {
     std::vector<std::vector<TokenId>> answers;
     std::vector<std::uint64_t> plans;
     for (const std::uint32_t depth : {0u, 4u}) {
-      CoreHarness harness({.max_draft_tokens = depth}, Group(1023, lag));
+      CoreHarness harness({.max_draft_tokens = depth}, SpeculationGroup(1023, lag));
       harness.token_of = Round;
       harness.Submit(1, 20, 100);
       RunPipelined(harness, lag);
@@ -186,7 +186,7 @@ TEST(Speculation, TextThatRepeatsTakesFewerStepsAndTheSameTokens) {
 }
 
 TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, SpeculationGroup());
   harness.token_of = Misleading;
   harness.Submit(1, 20, 100);
   ASSERT_EQ(harness.Plan(), StallReason::kNone);
@@ -212,7 +212,7 @@ TEST(Speculation, UpperBoundRisesByTheDepthAndComesDownWithTheResult) {
 }
 
 TEST(Speculation, RowsOfDraftTokensAreWithinTheBudget) {
-  CoreHarness harness({.max_step_tokens = 24, .max_chunk_tokens = 16}, Group());
+  CoreHarness harness({.max_step_tokens = 24, .max_chunk_tokens = 16}, SpeculationGroup());
   harness.token_of = Round;
   for (std::uint64_t id = 1; id <= 6; ++id) harness.Submit(id, 5, 60);
   for (std::uint64_t id = 7; id <= 8; ++id) harness.Submit(id, 200, 20);
@@ -237,7 +237,7 @@ TEST(Speculation, RowsOfDraftTokensAreWithinTheBudget) {
 // Everything just fits without draft tokens, so nobody may be preempted for them.
 TEST(Speculation, NobodyIsPreemptedForDraftTokens) {
   for (const auto& tokens : {Round, Misleading}) {
-    CoreHarness harness({.watermark_blocks = 0, .prefix_cache = false}, Group(4 * 4));
+    CoreHarness harness({.watermark_blocks = 0, .prefix_cache = false}, SpeculationGroup(4 * 4));
     harness.token_of = tokens;
     for (std::uint64_t id = 1; id <= 4; ++id) harness.Submit(id, 16, 49);  // 64 positions each
     RunPipelined(harness, 1);
@@ -251,7 +251,7 @@ TEST(Speculation, NobodyIsPreemptedForDraftTokens) {
 TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted) {
   // Blocks have two tokens. The wrong draft tokens of one request hold some blocks, while the other
   // request grows fast.
-  ExecutorDescription group = Group(20);
+  ExecutorDescription group = SpeculationGroup(20);
   group.groups[0].tokens_per_block = 2;
   std::vector<std::uint64_t> preemptions;
   for (const std::uint32_t depth : {0u, 4u}) {
@@ -272,7 +272,7 @@ TEST(Speculation, BlocksForWrongDraftTokensAreTakenBackBeforeAnybodyIsPreempted)
 }
 
 TEST(Speculation, SequencesOfARequestDraftAndBeamsDoNot) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, SpeculationGroup());
   harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
     return static_cast<TokenId>(900 + 10 * item.index.value() + output % 5);
   };
@@ -302,7 +302,7 @@ TEST(Speculation, SequencesOfARequestDraftAndBeamsDoNot) {
 }
 
 TEST(Speculation, TurnsItselfOffWhereRowsAreDear) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, SpeculationGroup());
   harness.token_of = Round;
   harness.step_ns = [](std::uint32_t prefill_rows, std::uint32_t decode_rows) {
     return 15'000 * std::int64_t{prefill_rows + decode_rows} - 5'000;
@@ -316,7 +316,7 @@ TEST(Speculation, TurnsItselfOffWhereRowsAreDear) {
 
 TEST(Speculation, AResultThatLiesAboutDraftTokensIsRefused) {
   const auto refused = [](const std::function<void(SequenceResult&)>& lie) {
-    CoreHarness harness({}, Group());
+    CoreHarness harness({}, SpeculationGroup());
     harness.token_of = Round;
     TokenizedRequest request = CoreHarness::Request(1, 20, 100);
     request.stop.stop_tokens = {17};

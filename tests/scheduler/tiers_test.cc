@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kUs = 1'000;
 
-ExecutorDescription Group(std::uint32_t blocks, std::vector<KvTier> tiers) {
+ExecutorDescription TiersGroup(std::uint32_t blocks, std::vector<KvTier> tiers) {
   ExecutorDescription group;
   group.vocab_size = 1000;
   group.max_context = 16384;
@@ -29,7 +29,7 @@ ExecutorDescription Group(std::uint32_t blocks, std::vector<KvTier> tiers) {
 }
 
 // The time of a step on a machine that computes a row in 20 us.
-std::int64_t StepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
+std::int64_t TiersStepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
   return (100 + 20 * std::int64_t{prefill_rows + decode_rows}) * kUs;
 }
 
@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(, StepSizes, ::testing::Values(64, 256, 1024),
 TEST_P(StepSizes, EvictedPromptsAreFoundInTheTier) {
   CoreHarness harness(
       {.max_step_tokens = GetParam(), .max_chunk_tokens = GetParam()},
-      Group(400, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
+      TiersGroup(400, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
   AskInTurn(harness, 1, 40, 0);
   const std::uint64_t cached = AskInTurn(harness, 1, 20, 1000);
   RecordProperty("percent found", std::to_string(100 * cached / (20 * 992)));
@@ -78,9 +78,9 @@ TEST_P(StepSizes, ASlowLinkCarriesWhatItCan) {
   constexpr std::int64_t kOutNs = 660 * kUs;
   CoreHarness harness(
       {.max_step_tokens = GetParam(), .max_chunk_tokens = GetParam()},
-      Group(400,
-            {{.block_count = 20'000, .out_ns_per_block = kOutNs, .in_ns_per_block = 10 * kUs}}));
-  harness.step_ns = StepNs;
+      TiersGroup(
+          400, {{.block_count = 20'000, .out_ns_per_block = kOutNs, .in_ns_per_block = 10 * kUs}}));
+  harness.step_ns = TiersStepNs;
   harness.copies_take_time = true;
   AskInTurn(harness, 1, 40, 0);
   const std::int64_t carries = harness.now_ns / kOutNs;
@@ -94,7 +94,7 @@ TEST_P(StepSizes, ASlowLinkCarriesWhatItCan) {
 // The tier has room for one prompt of 62 blocks and 38 blocks of another.
 TEST(Tiers, ATierThatIsFullDropsTheLastBlocksOfAPromptFirst) {
   CoreHarness harness(
-      {}, Group(70, {{.block_count = 100, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
+      {}, TiersGroup(70, {{.block_count = 100, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
   AskInTurn(harness, 1, 2, 0);
   harness.core.Submit(0, Ask(100, 3, 800));  // evicts both
   harness.RunAll();
@@ -112,8 +112,8 @@ TEST(Tiers, NobodyWaitsForCopiesToASlowTier) {
     if (tier) {
       tiers.push_back({.block_count = 1000, .out_ns_per_block = 5'000 * kUs, .in_ns_per_block = 1});
     }
-    CoreHarness harness({}, Group(300, tiers));
-    harness.step_ns = StepNs;
+    CoreHarness harness({}, TiersGroup(300, tiers));
+    harness.step_ns = TiersStepNs;
     harness.copies_take_time = true;
     for (std::uint64_t id = 1; id <= 120; ++id) {
       harness.core.Submit(0, Ask(id, id, 100, 300));
@@ -136,7 +136,7 @@ TEST(Tiers, NobodyWaitsForCopiesToASlowTier) {
 TEST(Tiers, MoreThanTheHeadOfTheQueueIsReadBackAhead) {
   CoreHarness harness(
       {.max_seqs = 1},
-      Group(400, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
+      TiersGroup(400, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
   AskInTurn(harness, 1, 20, 0);
   harness.core.Submit(0, Ask(100, 50, 20, 200));
   for (std::uint64_t prompt = 1; prompt <= 3; ++prompt) {
@@ -159,7 +159,7 @@ TEST(Tiers, MoreThanTheHeadOfTheQueueIsReadBackAhead) {
 TEST(Tiers, ReadingAheadTakesNoBlocksThatRunningRequestsNeed) {
   CoreHarness harness(
       {.max_seqs = 1, .expected_output_permille = 1000},
-      Group(130, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
+      TiersGroup(130, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
   AskInTurn(harness, 1, 10, 0);
   harness.core.Submit(0, Ask(100, 50, 20, 1000));  // comes to need 64 blocks
   for (std::uint64_t prompt = 1; prompt <= 3; ++prompt) {
@@ -175,7 +175,7 @@ TEST(Tiers, ReadingAheadTakesNoBlocksThatRunningRequestsNeed) {
 // One layer in six keeps every position, the others a window of 512, as Gemma 3.
 ExecutorDescription Windowed(std::uint32_t blocks, std::uint32_t slots) {
   ExecutorDescription group =
-      Group(blocks, {{.block_count = slots, .out_ns_per_block = 10, .in_ns_per_block = 10}});
+      TiersGroup(blocks, {{.block_count = slots, .out_ns_per_block = 10, .in_ns_per_block = 10}});
   group.max_step_tokens = 256;
   group.groups.resize(6, {.kind = KvGroup::Kind::kWindow, .window = 512, .tokens_per_block = 16});
   return group;

@@ -16,7 +16,7 @@
 namespace flotilla::scheduler {
 namespace {
 
-constexpr TokenId kStop = 999;
+constexpr TokenId kStopToken = 999;
 constexpr std::uint32_t kMaxOutputs = 4000;
 constexpr std::int64_t kMostWaitNs = 4'000'000'000;
 
@@ -51,7 +51,7 @@ class Server {
       return 3'000'000 + std::int64_t{30'000} * prefill + std::int64_t{100'000} * decodes;
     };
     harness.token_of = [this](const worker::BatchItem& item, std::uint32_t output) {
-      return output + 1 >= outputs_[item.sampling->seed] ? kStop
+      return output + 1 >= outputs_[item.sampling->seed] ? kStopToken
                                                          : static_cast<TokenId>(output % 900);
     };
   }
@@ -81,7 +81,7 @@ class Server {
       request.stop.max_tokens = outputs_[id_];
       request.stop.stop_tokens.clear();
     } else {
-      request.stop.stop_tokens = {kStop};
+      request.stop.stop_tokens = {kStopToken};
     }
     request.tenant = std::to_string(Draw(load_.tenants));
     const std::uint32_t of_class = Draw(load_.classes);

@@ -9,7 +9,7 @@
 namespace flotilla::scheduler {
 namespace {
 
-ExecutorDescription Group(std::uint32_t blocks = 4000) {
+ExecutorDescription WaitingGroup(std::uint32_t blocks = 4000) {
   ExecutorDescription group;
   group.vocab_size = 1000;
   group.max_context = 16384;
@@ -23,7 +23,7 @@ ExecutorDescription Group(std::uint32_t blocks = 4000) {
 }
 
 // The time of a step on a machine that reads its weights in 1 ms and computes a row in 20 us.
-std::int64_t StepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
+std::int64_t WaitingStepNs(std::uint32_t prefill_rows, std::uint32_t decode_rows) {
   return 1'000'000 + 20'000 * std::int64_t{prefill_rows + decode_rows};
 }
 
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(, UrgentRequest, ::testing::Values("priority", "srpt", 
 // A prompt of 8,000 tokens whose chunks are the whole step holds up nobody of a higher class, and
 // the work takes as many steps as it would without the newcomer.
 TEST_P(UrgentRequest, StartsWithinThreePlansOfALongPrefill) {
-  CoreHarness harness({}, Group(), GetParam());
+  CoreHarness harness({}, WaitingGroup(), GetParam());
   TokenizedRequest slow = CoreHarness::Request(1, 8000, 5);
   slow.priority = -100;
   harness.core.Submit(0, slow);
@@ -80,7 +80,7 @@ TEST_P(UrgentRequest, StartsWithinThreePlansOfALongPrefill) {
 
 // A short request of the same class has rows beside a long prompt that came before it.
 TEST(Waiting, AShortPromptDoesNotWaitForTheEndOfALongOne) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, WaitingGroup());
   harness.Submit(1, 8000, 5);
   harness.Plan();
   harness.Answer();
@@ -90,7 +90,7 @@ TEST(Waiting, AShortPromptDoesNotWaitForTheEndOfALongOne) {
 
 // Short prompts that never end get a part of each step, so the long prompt goes on.
 TEST(Waiting, ALongPromptKeepsMostOfEachStep) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, WaitingGroup());
   harness.Submit(1, 8000, 1);
   std::uint64_t id = 1;
   int plans = 0;
@@ -106,7 +106,7 @@ TEST(Waiting, ALongPromptKeepsMostOfEachStep) {
 // A tenant that sends little has its first token within three full steps, and within two in the
 // mean, although another tenant always has three prompts of 8,000 tokens.
 TEST(Waiting, UnderFairShareTheLightTenantWaitsForTwoSteps) {
-  CoreHarness harness({.max_queued_tokens = 1 << 24, .fair_share = true}, Group(20000));
+  CoreHarness harness({.max_queued_tokens = 1 << 24, .fair_share = true}, WaitingGroup(20000));
   const auto step_ns = [](std::uint32_t p, std::uint32_t d) {
     return 2'500'000ll + 380'000ll * p + 600'000ll * d;
   };
@@ -149,7 +149,7 @@ TEST(Waiting, UnderFairShareTheLightTenantWaitsForTwoSteps) {
 // The head waits for a prefix that another request computes in small chunks. The short requests
 // behind it use the rows that are left.
 TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
-  CoreHarness harness({.max_step_tokens = 256, .max_chunk_tokens = 64}, Group());
+  CoreHarness harness({.max_step_tokens = 256, .max_chunk_tokens = 64}, WaitingGroup());
   TokenizedRequest first = CoreHarness::Request(1, 12000, 5), head = first;
   head.id.counter = 2;
   for (TokenId t = 0; t < 10; ++t) head.prompt.push_back(t);
@@ -179,7 +179,7 @@ TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
 
 // Two prompts of two tenants share the steps, although one came first and is far longer.
 TEST(Waiting, UnderFairShareTenantsShareTheRowsOfSteps) {
-  CoreHarness harness({.fair_share = true}, Group(2000));
+  CoreHarness harness({.fair_share = true}, WaitingGroup(2000));
   TokenizedRequest heavy = DistinctRequest(1, 8000, 2), light = DistinctRequest(2, 2000, 2);
   heavy.tenant = "heavy";
   light.tenant = "light";
@@ -194,7 +194,7 @@ TEST(Waiting, UnderFairShareTenantsShareTheRowsOfSteps) {
 
 // The same where nobody may be overtaken: who waits for a prefix is not overtaken by those behind.
 TEST(Waiting, WhoWaitsForAPrefixHidesNobody) {
-  CoreHarness harness({.max_chunk_tokens = 64, .max_overtaken_rows = 0}, Group());
+  CoreHarness harness({.max_chunk_tokens = 64, .max_overtaken_rows = 0}, WaitingGroup());
   TokenizedRequest first = CoreHarness::Request(1, 12000, 5), head = first;
   head.id.counter = 2;
   harness.core.Submit(0, first);
@@ -208,7 +208,7 @@ TEST(Waiting, WhoWaitsForAPrefixHidesNobody) {
 // A request of a high class waits for a prefix that one of a low class computes. The prefix is
 // computed before the requests between the two.
 TEST(Waiting, WhoWaitsForAPrefixLendsItsOrderToWhoComputesIt) {
-  CoreHarness harness({}, Group());
+  CoreHarness harness({}, WaitingGroup());
   TokenizedRequest low = CoreHarness::Request(1, 4000, 2), high = low;
   low.priority = -10;
   high.id.counter = 2;
@@ -230,7 +230,7 @@ TEST(Waiting, WhoWaitsForAPrefixLendsItsOrderToWhoComputesIt) {
 // A request of a high class takes the only place of one of a low class, which goes on later with
 // the tokens that it has.
 TEST(Waiting, AHigherClassTakesAPlaceFromALowerOne) {
-  CoreHarness harness({.max_seqs = 1}, Group());
+  CoreHarness harness({.max_seqs = 1}, WaitingGroup());
   TokenizedRequest low = CoreHarness::Request(1, 20, 100), high = CoreHarness::Request(2, 20, 5);
   low.priority = -1;
   harness.core.Submit(0, low);
@@ -245,7 +245,7 @@ TEST(Waiting, AHigherClassTakesAPlaceFromALowerOne) {
 
 // Equal classes wait for each other; and of several lower ones only as many give way as must.
 TEST(Waiting, AHigherClassTakesNoMoreBlocksThanItNeeds) {
-  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(41));
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, WaitingGroup(41));
   for (std::uint64_t id = 1; id <= 4; ++id) {  // ten blocks each: all of the pool
     TokenizedRequest low = DistinctRequest(id, 130, 30);
     low.priority = -1;
@@ -268,7 +268,7 @@ TEST(Waiting, AHigherClassTakesNoMoreBlocksThanItNeeds) {
 // Requests of a high class that keep coming take the place of a low one twice. Then they wait for
 // it.
 TEST(Waiting, ProtectionHoldsAgainstEveryPriority) {
-  CoreHarness harness({.max_seqs = 1}, Group());
+  CoreHarness harness({.max_seqs = 1}, WaitingGroup());
   TokenizedRequest low = CoreHarness::Request(1, 20, 200);
   low.priority = -100;
   harness.core.Submit(0, low);
@@ -286,7 +286,7 @@ TEST(Waiting, ProtectionHoldsAgainstEveryPriority) {
 
 // Short requests that never end overtake a head that waits for memory by 32 steps' rows at most.
 TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
-  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, Group(101));
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, WaitingGroup(101));
   harness.core.Submit(0, DistinctRequest(1, 700, 880));  // 99 blocks in the end
   PlansToFirstToken(harness, 1);
   harness.core.Submit(0, DistinctRequest(2, 1000, 1));  // 63 blocks; 55 are free at first
@@ -309,8 +309,8 @@ TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
 // A request with much time would make two running ones miss their deadlines. It waits, and a later
 // request that may do so, because it has two sequences, does not start before it.
 TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
-  CoreHarness harness({.max_overtaken_rows = 0}, Group(), "fcfs");
-  harness.step_ns = StepNs;
+  CoreHarness harness({.max_overtaken_rows = 0}, WaitingGroup(), "fcfs");
+  harness.step_ns = WaitingStepNs;
   for (std::uint32_t i = 1; i <= 8; ++i) {  // the forecast learns what a row costs
     harness.core.Submit(0, DistinctRequest(10 + i, 20, 20 * i));
   }
@@ -345,7 +345,8 @@ TEST(Waiting, ARequestThatWaitsForDeadlinesOfOthersIsNotOvertakenWithoutEnd) {
 // The head's prompt is as long as the step, so shorter ones are considered first. They may not
 // overtake it; but as most of it is cached, there are rows for one of them, and that is the first.
 TEST(Waiting, WhoMayNotOvertakeTheHeadKeepsItsTurn) {
-  CoreHarness harness({.max_seqs = 2, .max_step_tokens = 64, .max_overtaken_rows = 0}, Group());
+  CoreHarness harness({.max_seqs = 2, .max_step_tokens = 64, .max_overtaken_rows = 0},
+                      WaitingGroup());
   const TokenizedRequest first = DistinctRequest(1, 100, 1);
   harness.core.Submit(0, first);
   harness.RunAll();
@@ -368,7 +369,7 @@ TEST(Waiting, WhoMayNotOvertakeTheHeadKeepsItsTurn) {
 // The head's blocks are in a tier, and just fit. A shorter request does not take one of the blocks
 // that they are to be read back to.
 TEST(Waiting, AHeadThatIsToBeReadBackIsNotOvertakenWithoutEnd) {
-  ExecutorDescription group = Group(22);
+  ExecutorDescription group = WaitingGroup(22);
   group.tiers = {{.block_count = 100, .out_ns_per_block = 10, .in_ns_per_block = 10}};
   CoreHarness harness({.max_step_tokens = 64,
                        .watermark_blocks = 0,
@@ -408,8 +409,8 @@ class AfterADeath : public ::testing::TestWithParam<int> {
   // Kills a group that decodes for `n` requests with prompts of 500 tokens. Returns the time from
   // the next Ready to the last pause's end. `newcomer` comes at Ready.
   std::int64_t LastPause(int n, bool blamed, std::optional<std::uint64_t> newcomer) {
-    CoreHarness harness({.max_seqs = 128}, Group());
-    harness.step_ns = StepNs;
+    CoreHarness harness({.max_seqs = 128}, WaitingGroup());
+    harness.step_ns = WaitingStepNs;
     for (int id = 1; id <= n; ++id) harness.core.Submit(0, DistinctRequest(id, 500, 200));
     while (harness.TokensOf(n) < 3) {
       harness.Plan();

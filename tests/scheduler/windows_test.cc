@@ -18,7 +18,7 @@ KvGroup Window(std::uint32_t window) {
   return {.kind = KvGroup::Kind::kWindow, .window = window, .tokens_per_block = 16};
 }
 
-ExecutorDescription Group(std::uint32_t blocks, std::uint32_t windows = 5) {
+ExecutorDescription WindowsGroup(std::uint32_t blocks, std::uint32_t windows = 5) {
   ExecutorDescription group = testing::FakeExecutorOptions::DefaultDescription();
   group.block_count = blocks + 1;
   group.max_context = 16384;
@@ -54,19 +54,19 @@ TEST(Windows, UnneededBlocksAreThoseThatNoLaterRowSees) {
 
 TEST(Windows, ALongPromptAndItsAnswerUseThirtyPercentOfTheBlocksAtMost) {
   constexpr std::uint32_t kPrompt = 8000, kOutputs = 192;
-  CoreHarness harness({}, Group(4096));
+  CoreHarness harness({}, WindowsGroup(4096));
   harness.Submit(1, kPrompt, kOutputs);
   const std::uint64_t most = MostUsed(harness);
   EXPECT_EQ(harness.TokensOf(1), kOutputs);
   const std::uint64_t all_full = 6 * ((kPrompt + kOutputs) / 16);
   EXPECT_LE(most * 100, all_full * 30) << most << " of " << all_full;
   const Extent extent{.prompt_tokens = kPrompt, .max_tokens = kOutputs};
-  EXPECT_LE(most, MostBlocks(extent, Group(4096)));
+  EXPECT_LE(most, MostBlocks(extent, WindowsGroup(4096)));
   EXPECT_EQ(Used(harness), 0u);
 }
 
 TEST(Windows, ADecodeHoldsItsWindowAndNoMore) {
-  CoreHarness harness({.prefix_cache = false}, Group(4096));
+  CoreHarness harness({.prefix_cache = false}, WindowsGroup(4096));
   harness.Submit(1, 2000, 1000);
   while (harness.TokensOf(1) < 500) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
@@ -85,7 +85,7 @@ TEST(Windows, ADecodeHoldsItsWindowAndNoMore) {
 // A quarter of the blocks that all-full layers would take is enough for a prompt of 8,000 tokens,
 // and other requests run beside it without a preemption.
 TEST(Windows, APromptIsAdmittedByWhatItsWindowsTake) {
-  CoreHarness harness({}, Group(900));
+  CoreHarness harness({}, WindowsGroup(900));
   harness.Submit(1, 8000, 100);
   harness.Submit(2, 100, 20);
   harness.RunAll();
@@ -97,7 +97,7 @@ TEST(Windows, APromptIsAdmittedByWhatItsWindowsTake) {
 // Sequences beyond their windows grow in one group of six, so what is expected of their answers
 // takes few blocks: eight of them run at once.
 TEST(Windows, ExpectedAnswersTakeNoWindowTwice) {
-  CoreHarness harness({}, Group(8 * (63 + 5 * 33) + 8 * 32 + 100));
+  CoreHarness harness({}, WindowsGroup(8 * (63 + 5 * 33) + 8 * 32 + 100));
   for (std::uint64_t id = 1; id <= 8; ++id) harness.Submit(id, 1000, 500);
   std::uint32_t most = 0;
   while (harness.Plan() == StallReason::kNone || !harness.plans.empty()) {
@@ -118,7 +118,7 @@ TokenizedRequest Alike(std::uint64_t id, std::uint32_t prompt, std::uint32_t mor
 // The windows before token 4,096 were given back while the rest of the first prompt was computed.
 // They stay cached.
 TEST(Windows, HalfOfALongPromptIsFoundInTheCache) {
-  CoreHarness harness({}, Group(4096));
+  CoreHarness harness({}, WindowsGroup(4096));
   TokenizedRequest first = Alike(1, 8192, 0), second = first;
   second.id.counter = 2;
   second.prompt.resize(4096);
@@ -136,7 +136,7 @@ TEST(Windows, HalfOfALongPromptIsFoundInTheCache) {
 // When the pool is full, blocks that were given back first are evicted first: the end of the prompt
 // is found, its middle is not.
 TEST(Windows, WithoutTheLastWindowNothingIsFound) {
-  CoreHarness harness({}, Group(500 + 5 * 50 + 64));
+  CoreHarness harness({}, WindowsGroup(500 + 5 * 50 + 64));
   TokenizedRequest first = Alike(1, 8000, 0), middle = first, whole = first;
   middle.id.counter = 2;
   middle.prompt.resize(2000);
@@ -156,7 +156,7 @@ TEST(Windows, WithoutTheLastWindowNothingIsFound) {
 
 // All windows, as Mistral: the last window alone is a hit.
 TEST(Windows, AModelOfWindowsNeedsTheLastOneOnly) {
-  ExecutorDescription group = Group(120, 0);
+  ExecutorDescription group = WindowsGroup(120, 0);
   group.groups = {Window(kWindow)};
   CoreHarness harness({}, group);
   TokenizedRequest first = Alike(1, 4000, 0), again = Alike(2, 4000, 5);
@@ -170,7 +170,7 @@ TEST(Windows, AModelOfWindowsNeedsTheLastOneOnly) {
 // The others fork behind the prompt although the first one was ready long before there were blocks
 // for them.
 TEST(Windows, WhatForksNeedIsKeptUntilTheyHaveIt) {
-  ExecutorDescription group = Group(400, 1);
+  ExecutorDescription group = WindowsGroup(400, 1);
   group.groups[1].window = 20;
   CoreHarness harness({}, group);
   harness.Submit(1, 100, 300);
@@ -184,7 +184,7 @@ TEST(Windows, WhatForksNeedIsKeptUntilTheyHaveIt) {
 }
 
 TEST(Windows, AGroupWithoutAWindowIsRefused) {
-  ExecutorDescription group = Group(100);
+  ExecutorDescription group = WindowsGroup(100);
   EXPECT_TRUE(CheckDescription(group).ok());
   group.groups[1].window = 0;
   EXPECT_FALSE(CheckDescription(group).ok());

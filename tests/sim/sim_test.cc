@@ -29,7 +29,7 @@ namespace flotilla::testing {
 namespace {
 
 // Steps with long prompts take as long as several others.
-constexpr std::uint64_t kSteps = 500, kLargeSteps = kSteps / 4;
+constexpr std::uint64_t kMostSteps = 500, kLargeSteps = kMostSteps / 4;
 
 std::uint64_t EnvNumber(const char* name) {
   const char* text = std::getenv(name);
@@ -83,7 +83,7 @@ class SeedRun {
     while (true) {
       running_seed = next_++;
       if (running_seed > std::min<std::uint64_t>(seeds_, failed_ - 1)) break;
-      const SimRun run = KeptRun(running_seed, kSteps, kLargeSteps);
+      const SimRun run = KeptRun(running_seed, kMostSteps, kLargeSteps);
       if (!run.status.ok()) {
         Fail(run.status.message());
       } else if (run.coverage.steps < run.steps) {
@@ -226,7 +226,7 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
   for (const int signal : {SIGABRT, SIGSEGV, SIGFPE}) std::signal(signal, OnCrash);
   if (const std::uint64_t seed = EnvNumber("FLOTILLA_SIM_SEED"); seed != 0) {
     running_seed = seed;
-    EXPECT_EQ(KeptRun(seed, kSteps, kLargeSteps).status, absl::OkStatus());
+    EXPECT_EQ(KeptRun(seed, kMostSteps, kLargeSteps).status, absl::OkStatus());
     return;
   }
   std::uint64_t seeds = EnvNumber("FLOTILLA_SIM_SEEDS");
@@ -252,7 +252,7 @@ TEST(Simulation, SeedsThatFailedOnceHold) {
   for (const std::uint64_t seed : {1241u, 1876u, 3575u, 3774u, 4307u, 9173u, 11011u, 22839u, 28717u,
                                    31025u, 41969u, 42573u, 44292u, 46410u}) {
     Simulation simulation(seed);
-    EXPECT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
+    EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
   }
 }
 
@@ -263,7 +263,7 @@ TEST(Simulation, ALargeTierKeepsWhatIsEvicted) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     for (const bool tier : {false, true}) {
       Simulation simulation(seed, tier ? Simulation::Tiers::kLarge : Simulation::Tiers::kNone);
-      ASSERT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "seed " << seed;
+      ASSERT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "seed " << seed;
       looked_up[tier] += simulation.coverage().core.lookup_tokens;
       found[tier] += simulation.coverage().core.cached_tokens;
     }
@@ -281,7 +281,7 @@ TEST(Simulation, RunsThatAreNotFullBelongToTheirSequence) {
   SimCoverage total;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     Simulation simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true);
-    ASSERT_EQ(simulation.Run(kSteps), absl::OkStatus()) << "seed " << seed;
+    ASSERT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "seed " << seed;
     total.Add(simulation.coverage());
   }
   EXPECT_GT(total.core.forks, total.steps / 200);
@@ -326,8 +326,8 @@ TEST(Simulation, AfterALossPausesAreBounded) {
 TEST(Simulation, SameSeedMakesTheSamePlans) {
   std::uint64_t different = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    const SimRun first = KeptRun(seed, kSteps, kLargeSteps);
-    const SimRun other = KeptRun(seed + 100, kSteps, kLargeSteps);
+    const SimRun first = KeptRun(seed, kMostSteps, kLargeSteps);
+    const SimRun other = KeptRun(seed + 100, kMostSteps, kLargeSteps);
     Simulation second(seed);
     ASSERT_TRUE(first.status.ok()) << "seed " << seed;
     ASSERT_TRUE(second.Run(first.steps).ok()) << "seed " << seed;

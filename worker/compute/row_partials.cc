@@ -10,8 +10,8 @@
 namespace flotilla::worker {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr std::uint32_t kChunk = kernels::kVocabularyChunk;
+constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+constexpr std::uint32_t kChunkTokens = kernels::kVocabularyChunk;
 
 RowPartial Measure(const kernels::Ops& ops, const VocabularyShard& shard,
                    absl::Span<const float> logits, std::int32_t top) {
@@ -44,7 +44,7 @@ std::vector<TopLogprob> Best(const RowPartial& row, float lse, std::int32_t top)
   std::vector<TopLogprob> best;
   for (const kernels::TokenScore& entry : row.best) {
     if (static_cast<std::int32_t>(best.size()) == top) break;
-    if (entry.score > kMinusInfinity) best.push_back({entry.token, entry.score - lse});
+    if (entry.score > kNoScore) best.push_back({entry.token, entry.score - lse});
   }
   return best;
 }
@@ -59,14 +59,15 @@ VocabularyShards::VocabularyShards(absl::Span<const IndexRange> shards, std::uin
     VocabularyShard shard{.first_token = static_cast<TokenId>(entries.begin),
                           .tokens = static_cast<std::int32_t>(end - entries.begin),
                           .subtrees = {}};
-    const IndexRange chunks{entries.begin / kChunk, (entries.end + kChunk - 1) / kChunk};
+    const IndexRange chunks{entries.begin / kChunkTokens,
+                            (entries.end + kChunkTokens - 1) / kChunkTokens};
     if (entries.size() == 0) {
       shards_.push_back(std::move(shard));
       continue;
     }
     for (const IndexRange& subtree : CompleteSubtrees(chunks)) {
-      const std::uint32_t last = std::min(subtree.end * kChunk, entries.end);
-      shard.subtrees.push_back(static_cast<std::int32_t>(last - subtree.begin * kChunk));
+      const std::uint32_t last = std::min(subtree.end * kChunkTokens, entries.end);
+      shard.subtrees.push_back(static_cast<std::int32_t>(last - subtree.begin * kChunkTokens));
       all.push_back(subtree);
     }
     shards_.push_back(std::move(shard));

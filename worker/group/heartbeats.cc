@@ -16,7 +16,7 @@ namespace {
 
 std::size_t Bytes(int ranks) { return sizeof(HeartbeatSlot) * static_cast<std::size_t>(ranks); }
 
-absl::Status Failed(absl::string_view what) {
+absl::Status PageFailed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat("heartbeat page: ", what, ": ", std::strerror(errno)));
 }
 
@@ -25,7 +25,7 @@ absl::Status Failed(absl::string_view what) {
 absl::StatusOr<HeartbeatPage> HeartbeatPage::Map(int fd, int ranks, std::string path) {
   void* at = mmap(nullptr, Bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) {
-    const absl::Status failed = Failed("mmap");
+    const absl::Status failed = PageFailed("mmap");
     close(fd);
     return failed;
   }
@@ -34,9 +34,9 @@ absl::StatusOr<HeartbeatPage> HeartbeatPage::Map(int fd, int ranks, std::string 
 
 absl::StatusOr<HeartbeatPage> HeartbeatPage::Create(int ranks) {
   const int fd = memfd_create("flotilla-heartbeats", MFD_CLOEXEC);
-  if (fd < 0) return Failed("memfd_create");
+  if (fd < 0) return PageFailed("memfd_create");
   if (ftruncate(fd, static_cast<off_t>(Bytes(ranks))) != 0) {
-    const absl::Status failed = Failed("ftruncate");
+    const absl::Status failed = PageFailed("ftruncate");
     close(fd);
     return failed;
   }

@@ -23,7 +23,7 @@ namespace {
 constexpr unsigned kUserTimeoutMs = 3000;
 constexpr int kBacklog = 64;
 
-absl::Status Failed(absl::string_view what) {
+absl::Status SystemError(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> AddressInNetwork(const std::string& network) {
   }
   const std::uint32_t mask = ~std::uint32_t{0} << (32 - bits);
   ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return Failed("getifaddrs");
+  if (getifaddrs(&all) != 0) return SystemError("getifaddrs");
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(all, freeifaddrs);
   for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
@@ -77,7 +77,7 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& address) {
   if (!listener.ok() ||
       bind(listener.get(), reinterpret_cast<const sockaddr*>(&*at), sizeof(*at)) != 0 ||
       listen(listener.get(), kBacklog) != 0) {
-    return Failed(absl::StrCat("to listen on ", address));
+    return SystemError(absl::StrCat("to listen on ", address));
   }
   return listener;
 }
@@ -100,7 +100,7 @@ absl::StatusOr<UniqueFd> ConnectTcp(const std::string& agent) {
   UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!connection.ok() ||
       connect(connection.get(), reinterpret_cast<const sockaddr*>(&*at), sizeof(*at)) != 0) {
-    return Failed(absl::StrCat("no agent at ", agent));
+    return SystemError(absl::StrCat("no agent at ", agent));
   }
   TuneTcp(connection);
   return connection;

@@ -48,7 +48,7 @@ constexpr std::size_t kMaxStrangers = 16;
 constexpr std::size_t kMaxHelloBytes = 4096;
 constexpr absl::Duration kHelloLimit = absl::Seconds(5);
 
-absl::Status Failed(absl::string_view what) {
+absl::Status GroupFailed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
@@ -100,7 +100,7 @@ absl::Status RankGroup::Listen() {
   if (!wake_.ok() || !local_.ok() ||
       bind(local_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
       listen(local_.get(), options_.ranks) != 0) {
-    return Failed("the agent's socket");
+    return GroupFailed("the agent's socket");
   }
   return Remote() ? ListenForHosts() : absl::OkStatus();
 }
@@ -141,7 +141,7 @@ absl::Status RankGroup::Spawn() {
   if (!launched.ok()) return launched.status();
   launcher_ = *launched;
   launcher_pidfd_.Reset(pidfd_open(launcher_, 0));
-  return launcher_pidfd_.ok() ? absl::OkStatus() : Failed("pidfd_open");
+  return launcher_pidfd_.ok() ? absl::OkStatus() : GroupFailed("pidfd_open");
 }
 
 void RankGroup::Wake() {

@@ -49,7 +49,7 @@ absl::Status JoinLayer(std::string_view layer, int64_t group_size, LayerTensors&
   return absl::OkStatus();
 }
 
-absl::Status Join(const Json& quantization, FolderTensors& folder) {
+absl::Status JoinAwq(const Json& quantization, FolderTensors& folder) {
   const auto bits = WholeNumber(quantization, "bits");
   const auto group_size = WholeNumber(quantization, "group_size");
   for (const auto* number : {&bits, &group_size}) {
@@ -77,6 +77,6 @@ absl::Status Join(const Json& quantization, FolderTensors& folder) {
 
 }  // namespace
 
-extern const QuantizationMethod kAwqMethod = {"awq", Join};
+extern const QuantizationMethod kAwqMethod = {"awq", JoinAwq};
 
 }  // namespace flotilla::model

@@ -202,7 +202,7 @@ absl::Status JoinInt8(std::string_view layer, LayerTensors& layers) {
   return absl::OkStatus();
 }
 
-absl::Status Join(const Json&, FolderTensors& folder) {
+absl::Status JoinBitsAndBytes(const Json&, FolderTensors& folder) {
   LayerTensors layers(folder);
   for (const std::string_view suffix : {kNf4State, kFp4State}) {
     for (const std::string_view layer : layers.With(suffix)) {
@@ -235,6 +235,6 @@ absl::Status Join(const Json&, FolderTensors& folder) {
 
 }  // namespace
 
-extern const QuantizationMethod kBitsAndBytesMethod = {"bitsandbytes", Join};
+extern const QuantizationMethod kBitsAndBytesMethod = {"bitsandbytes", JoinBitsAndBytes};
 
 }  // namespace flotilla::model

@@ -299,7 +299,7 @@ absl::Status JoinLayers(std::span<const WeightScheme> schemes, LayerTensors& lay
   return absl::OkStatus();
 }
 
-absl::Status Join(const Json& quantization, FolderTensors& folder) {
+absl::Status JoinCompressedTensors(const Json& quantization, FolderTensors& folder) {
   if (const Json* const sparsity = Member(&quantization, "sparsity_config"); sparsity != nullptr) {
     const auto format = Word(*sparsity, "format", "dense");
     if (!format.ok()) return format.status();
@@ -331,6 +331,7 @@ absl::Status Join(const Json& quantization, FolderTensors& folder) {
 
 }  // namespace
 
-extern const QuantizationMethod kCompressedTensorsMethod = {"compressed-tensors", Join};
+extern const QuantizationMethod kCompressedTensorsMethod = {"compressed-tensors",
+                                                            JoinCompressedTensors};
 
 }  // namespace flotilla::model

@@ -11,7 +11,7 @@
 namespace flotilla::model {
 namespace {
 
-constexpr std::string_view kScaleInv = ".weight_scale_inv", kScale = ".weight_scale";
+constexpr std::string_view kScaleInv = ".weight_scale_inv", kWeightScale = ".weight_scale";
 
 absl::Status JoinLayer(std::string_view layer, const BlockSize& block, LayerTensors& layers) {
   const Tensor& found = *layers.Find(layer, ".weight");
@@ -20,11 +20,12 @@ absl::Status JoinLayer(std::string_view layer, const BlockSize& block, LayerTens
   if (!weight.ok()) return weight.status();
   const auto rows = static_cast<int64_t>(found.dims[1]);
   const auto inputs = static_cast<int64_t>(found.dims[0]);
-  if (layers.Find(layer, kScaleInv) == nullptr && layers.Find(layer, kScale) == nullptr) {
+  if (layers.Find(layer, kScaleInv) == nullptr && layers.Find(layer, kWeightScale) == nullptr) {
     return InvalidArgument("tensor ", found.name, " has neither ", layer, kScaleInv, " nor ", layer,
-                           kScale);
+                           kWeightScale);
   }
-  const std::string_view suffix = layers.Find(layer, kScaleInv) != nullptr ? kScaleInv : kScale;
+  const std::string_view suffix =
+      layers.Find(layer, kScaleInv) != nullptr ? kScaleInv : kWeightScale;
   NumberGrid scales;
   int64_t group = inputs;
   absl::StatusOr<const Tensor*> scale;
@@ -60,7 +61,7 @@ absl::Status JoinLayer(std::string_view layer, const BlockSize& block, LayerTens
   return absl::OkStatus();
 }
 
-absl::Status Join(const Json& quantization, FolderTensors& folder) {
+absl::Status JoinFp8(const Json& quantization, FolderTensors& folder) {
   const auto block = ReadBlockSize(quantization, "weight_block_size");
   if (!block.ok()) return block.status();
   const auto type = Word(quantization, "fmt", "e4m3");
@@ -81,6 +82,6 @@ absl::Status Join(const Json& quantization, FolderTensors& folder) {
 
 }  // namespace
 
-extern const QuantizationMethod kFp8Method = {"fp8", Join};
+extern const QuantizationMethod kFp8Method = {"fp8", JoinFp8};
 
 }  // namespace flotilla::model

@@ -69,7 +69,7 @@ absl::Status JoinLayer(std::string_view layer, const Settings& settings, LayerTe
   return absl::OkStatus();
 }
 
-absl::Status Join(const Json& quantization, FolderTensors& folder) {
+absl::Status JoinGptq(const Json& quantization, FolderTensors& folder) {
   const auto bits = WholeNumber(quantization, "bits");
   const auto group_size = WholeNumber(quantization, "group_size");
   for (const auto* number : {&bits, &group_size}) {
@@ -110,6 +110,6 @@ absl::Status Join(const Json& quantization, FolderTensors& folder) {
 
 }  // namespace
 
-extern const QuantizationMethod kGptqMethod = {"gptq", Join};
+extern const QuantizationMethod kGptqMethod = {"gptq", JoinGptq};
 
 }  // namespace flotilla::model

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kBlocks = "_blocks", kScales = "_scales";
 constexpr uint64_t kBlockBytes = 16;
-absl::Status Join(const Json&, FolderTensors& folder) {
+absl::Status JoinMxfp4(const Json&, FolderTensors& folder) {
   absl::flat_hash_map<std::string_view, const Tensor*, TextHash, TextEqual> scales_of;
   std::vector<Tensor> joined;
   for (const Tensor& tensor : folder.tensors) {
@@ -72,6 +72,6 @@ absl::Status Join(const Json&, FolderTensors& folder) {
 
 }  // namespace
 
-extern const QuantizationMethod kMxfp4Method = {"mxfp4", Join};
+extern const QuantizationMethod kMxfp4Method = {"mxfp4", JoinMxfp4};
 
 }  // namespace flotilla::model

@@ -11,7 +11,7 @@
 namespace flotilla::router {
 namespace {
 
-constexpr std::int64_t kCountCap = 65'536;
+constexpr std::int64_t kPropertyCap = 65'536;
 // XGrammar's rules for a number of properties grow with the square of the names.
 constexpr std::int64_t kMaxCounted = 50;
 // The characters of all names that a free name must differ from. They become an expression, in
@@ -174,7 +174,7 @@ void SchemaWalk::AddRequired(ObjectParts& parts) {
 }
 
 OrderedJson SchemaWalk::WriteObject(const Schema& schema, ObjectParts& parts) {
-  const std::optional<std::int64_t> most = Count(schema, "maxProperties", kCountCap);
+  const std::optional<std::int64_t> most = Count(schema, "maxProperties", kPropertyCap);
   std::int64_t least = Count(schema, "minProperties", kMaxSchemaCount + 1).value_or(0);
   if (!ok()) return false;
   OrderedJson properties = OrderedJson::object();

@@ -9,7 +9,7 @@ namespace {
 using Kind = OutputEvent::Kind;
 using Verdict = CallReader::Verdict;
 
-constexpr std::string_view kSpaces = " \t\r\n";
+constexpr std::string_view kWhitespace = " \t\r\n";
 // Of an answer that begins with more white space it is content, and no thoughts follow.
 constexpr std::size_t kMostSpaces = 1024;
 
@@ -67,7 +67,7 @@ void TaggedParser::Read(char c, std::vector<OutputEvent>& events) {
 void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
   undecided_.push_back(c);
   std::string_view text = undecided_;
-  text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
+  text.remove_prefix(std::min(text.find_first_not_of(kWhitespace), text.size()));
   if (text.empty() && undecided_.size() < kMostSpaces) return;
   if (!thought_ && !text.empty() && options_.reasoning->begin.starts_with(text)) {
     if (text != options_.reasoning->begin) return;
@@ -135,7 +135,7 @@ void TaggedParser::GiveUpCall(std::vector<OutputEvent>& events) {
 
 void TaggedParser::AddText(Kind kind, std::string_view text, std::vector<OutputEvent>& events) {
   for (char c : text) {
-    if (kSpaces.find(c) != kSpaces.npos) {
+    if (kWhitespace.find(c) != kWhitespace.npos) {
       spaces_.push_back(c);
       continue;
     }

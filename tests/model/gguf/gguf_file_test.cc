@@ -81,7 +81,7 @@ TEST(Gguf, EveryTruncationIsRefused) {
   }
 }
 
-struct Refusal {
+struct RefusedFile {
   const char* name;
   std::function<std::vector<std::byte>()> make;
   const char* message;
@@ -100,7 +100,7 @@ TEST(Gguf, RefusalsSayWhatAndWhere) {
     return file.Build();
   };
   const auto sample = [] { return Sample().Build(); };
-  const Refusal cases[] = {
+  const RefusedFile cases[] = {
       {"magic", [&] { return Patched(sample(), 0, uint8_t{'X'}); }, "does not start with"},
       {"version 1", [&] { return Patched(sample(), 4, 1u); }, "version 1"},
       {"big endian", [&] { return Patched(sample(), 4, 3u << 24); }, "big-endian"},
@@ -184,7 +184,7 @@ TEST(Gguf, RefusalsSayWhatAndWhere) {
        },
        "offset 32 where 64 follows"},
   };
-  for (const Refusal& test : cases) {
+  for (const RefusedFile& test : cases) {
     const std::vector<std::byte> bytes = test.make();
     const auto file = GgufFile::Parse(bytes);
     ASSERT_FALSE(file.ok()) << test.name;

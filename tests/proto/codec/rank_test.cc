@@ -13,7 +13,7 @@
 namespace flotilla::codec {
 namespace {
 
-constexpr int kRounds = 2000;
+constexpr int kRankRounds = 2000;
 
 RankCommand RandomCommand(RandomValues& random) {
   if (random.Below(4) == 0) return BeginEpoch{Epoch(random.Below(1'000'000))};
@@ -59,7 +59,7 @@ TEST(RankCodec, MessagesComeThroughUnchanged) {
   RandomValues random(7);
   std::vector<int> commands(std::variant_size_v<RankCommand>, 0);
   std::vector<int> events(std::variant_size_v<RankEvent>, 0);
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < kRankRounds; ++i) {
     const RankCommand command = RandomCommand(random);
     const auto command_back = DecodeRankCommand(Encode(command));
     ASSERT_TRUE(command_back.ok()) << command_back.status() << " round " << i;
@@ -71,15 +71,15 @@ TEST(RankCodec, MessagesComeThroughUnchanged) {
     ASSERT_TRUE(*event_back == event) << "round " << i;
     ++events[event.index()];
   }
-  for (const int count : commands) EXPECT_GT(count, kRounds / 10);
-  for (const int count : events) EXPECT_GT(count, kRounds / 10);
+  for (const int count : commands) EXPECT_GT(count, kRankRounds / 10);
+  for (const int count : events) EXPECT_GT(count, kRankRounds / 10);
 }
 
 TEST(RankCodec, BrokenBytesAreRefusedOrUnderstood) {
   const google::protobuf::LogSilencer quiet;
   RandomValues random(8);
   int refused = 0;
-  for (int i = 0; i < 10 * kRounds; ++i) {
+  for (int i = 0; i < 10 * kRankRounds; ++i) {
     std::string bytes =
         random.Below(2) == 0 ? Encode(RandomCommand(random)) : Encode(RandomEvent(random));
     for (std::size_t edits = 1 + random.Below(3); edits > 0 && !bytes.empty(); --edits) {
@@ -93,7 +93,7 @@ TEST(RankCodec, BrokenBytesAreRefusedOrUnderstood) {
       ASSERT_TRUE(absl::IsInvalidArgument(status)) << status;
     }
   }
-  EXPECT_GT(refused, kRounds);
+  EXPECT_GT(refused, kRankRounds);
 }
 
 TEST(RankCodec, WhatSaysNothingIsRefused) {

@@ -10,7 +10,7 @@
 namespace flotilla::router {
 namespace {
 
-std::string Written(std::string_view pattern, RegexUse use = RegexUse::kAnswer) {
+std::string WrittenRegex(std::string_view pattern, RegexUse use = RegexUse::kAnswer) {
   const absl::StatusOr<RegexNode> node = ParseRegex(pattern, use);
   return node.ok() ? WriteRegex(*node) : std::string(node.status().message());
 }
@@ -40,9 +40,9 @@ TEST(Regex, IsWrittenInFewForms) {
       {"a{8}", "a{8}"},
       {"[^\\x00-\u07fe]{9}", "[\\u07ff-\\ud7ff\\ue000-\\u{10ffff}]{9}\u00e9{0}"},
   };
-  for (const auto& [pattern, written] : cases) EXPECT_EQ(Written(pattern), written) << pattern;
-  EXPECT_EQ(Written(R"(\D)").find("\\u0660"), std::string::npos);
-  EXPECT_NE(Written(R"(\D)").find("\\u065f"), std::string::npos);
+  for (const auto& [pattern, written] : cases) EXPECT_EQ(WrittenRegex(pattern), written) << pattern;
+  EXPECT_EQ(WrittenRegex(R"(\D)").find("\\u0660"), std::string::npos);
+  EXPECT_NE(WrittenRegex(R"(\D)").find("\\u065f"), std::string::npos);
 }
 
 TEST(Regex, InAJsonStringIsFoundAnywhere) {
@@ -50,7 +50,7 @@ TEST(Regex, InAJsonStringIsFoundAnywhere) {
       R"((?:[\u0020-\u0021\u0023-\u005b\u005d-\u07ff]|[\u0800-\ud7ff\ue000-\uffff]|)"
       R"([\u{10000}-\u{10ffff}])*)";
   const auto json = [](std::string_view pattern) {
-    return Written(pattern, RegexUse::kJsonString);
+    return WrittenRegex(pattern, RegexUse::kJsonString);
   };
   EXPECT_EQ(json("^a$"), "a");
   EXPECT_EQ(json("a"), any + "a" + any);
@@ -101,7 +101,7 @@ TEST(Regex, RefusesByName) {
       {std::string(kMaxRegexBytes + 1, 'a'), "bytes long"},
   };
   for (const auto& [pattern, what] : cases) {
-    const std::string message = Written(pattern);
+    const std::string message = WrittenRegex(pattern);
     EXPECT_NE(message.find(what), std::string::npos) << pattern << ": " << message;
   }
 }

@@ -19,11 +19,11 @@ namespace {
 using ::testing::HasSubstr;
 using testing::TinyModelOptions;
 
-const uint32_t kVocab = TinyModelOptions{}.vocab;
+const uint32_t kVocabulary = TinyModelOptions{}.vocab;
 constexpr uint64_t kSeed = 3;  // of the deferred backend's delays
 
-struct Model {
-  explicit Model(const TinyModelOptions& options) : bytes(testing::TinyGguf(options)) {
+struct DecoderModel {
+  explicit DecoderModel(const TinyModelOptions& options) : bytes(testing::TinyGguf(options)) {
     auto parsed = model::ParseCheckpoint(bytes);
     EXPECT_TRUE(parsed.ok()) << parsed.status();
     file = *std::move(parsed);
@@ -95,7 +95,7 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
       {.matrix_type = model::GgmlType::kIQ4_NL, .other_type = model::GgmlType::kMXFP4},
   };
   for (const TinyModelOptions& shape : shapes) {
-    const Model model(shape);
+    const DecoderModel model(shape);
     Sequence s = MakeSequence(150, shape.vocab, 7, 1);
     const auto expected = NaiveDecoder(*model.file, model.spec).Logits(s.tokens);
     struct Case {
@@ -120,7 +120,7 @@ TEST(DecoderTest, AgreesWithTheNaiveDecoder) {
 
 // A spec may say more than the decoder computes. It refuses the rest by name.
 TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
-  const Model model({});
+  const DecoderModel model({});
   const auto refusal = [&](auto change) {
     model::ModelSpec spec = model.spec;
     change(spec);
@@ -149,7 +149,8 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
 
 // Runs `s` beside others that decode, prefill and start at odd times.
 std::vector<std::vector<float>> RunAmongNeighbours(Machine& machine, const Sequence& s) {
-  Sequence run = s, a = MakeSequence(200, kVocab, 3, 30), b = MakeSequence(250, kVocab, 4, 60);
+  Sequence run = s, a = MakeSequence(200, kVocabulary, 3, 30),
+           b = MakeSequence(250, kVocabulary, 4, 60);
   Step(machine, {&a}, {150});
   std::mt19937_64 random(5);
   while (run.length < run.tokens.size()) {
@@ -162,11 +163,11 @@ std::vector<std::vector<float>> RunAmongNeighbours(Machine& machine, const Seque
 }
 
 TEST(DecoderTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
-  const Model model({});
+  const DecoderModel model({});
   for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
     for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
       Machine first(*model.file, model.spec, recipe, format, kernels::Isa::kReference, 1);
-      const Sequence s = MakeSequence(300, kVocab, 11, 1);
+      const Sequence s = MakeSequence(300, kVocabulary, 11, 1);
       const auto expected = RunAlone(first, s, 300);
       for (kernels::Isa isa : kernels::DetectIsas()) {
         // The others are compared with the slow twin. It runs in one way only.
@@ -187,8 +188,8 @@ TEST(DecoderTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
   }
 }
 
-void ExpectTheSameBitsOfBackends(const Model& model) {
-  const Sequence s = MakeSequence(90, kVocab, 12, 1);
+void ExpectTheSameBitsOfBackends(const DecoderModel& model) {
+  const Sequence s = MakeSequence(90, kVocabulary, 12, 1);
   for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
     for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
       const std::string what = absl::StrCat(std::string(RecipeName(recipe)), ", KV type ",
@@ -207,31 +208,31 @@ void ExpectTheSameBitsOfBackends(const Model& model) {
 }
 
 TEST(DecoderTest, BitsDoNotDependOnTheBackend) {
-  ExpectTheSameBitsOfBackends(Model({.head_dim = 16}));
-  ExpectTheSameBitsOfBackends(Model({.head_dim = 40}));
-  ExpectTheSameBitsOfBackends(Model({.heads = 6, .head_dim = 36, .value_dim = 80}));
-  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
-                                     .head_dim = 64,
-                                     .ffn = 512,
-                                     .matrix_type = model::GgmlType::kQ4_K,
-                                     .other_type = model::GgmlType::kQ6_K,
-                                     .embedding_type = model::GgmlType::kQ4_K}));
-  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
-                                     .heads = 3,
-                                     .kv_heads = 1,
-                                     .head_dim = 256,
-                                     .ffn = 256,
-                                     .matrix_type = model::GgmlType::kQ5_K,
-                                     .other_type = model::GgmlType::kQ3_K}));
-  ExpectTheSameBitsOfBackends(Model({.hidden = 256,
-                                     .head_dim = 64,
-                                     .ffn = 256,
-                                     .matrix_type = model::GgmlType::kIQ4_XS,
-                                     .other_type = model::GgmlType::kNVFP4,
-                                     .embedding_type = model::GgmlType::kQ2_K}));
-  ExpectTheSameBitsOfBackends(Model({.ffn = 96, .experts = 6}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.head_dim = 16}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.head_dim = 40}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.heads = 6, .head_dim = 36, .value_dim = 80}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.hidden = 256,
+                                            .head_dim = 64,
+                                            .ffn = 512,
+                                            .matrix_type = model::GgmlType::kQ4_K,
+                                            .other_type = model::GgmlType::kQ6_K,
+                                            .embedding_type = model::GgmlType::kQ4_K}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.hidden = 256,
+                                            .heads = 3,
+                                            .kv_heads = 1,
+                                            .head_dim = 256,
+                                            .ffn = 256,
+                                            .matrix_type = model::GgmlType::kQ5_K,
+                                            .other_type = model::GgmlType::kQ3_K}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.hidden = 256,
+                                            .head_dim = 64,
+                                            .ffn = 256,
+                                            .matrix_type = model::GgmlType::kIQ4_XS,
+                                            .other_type = model::GgmlType::kNVFP4,
+                                            .embedding_type = model::GgmlType::kQ2_K}));
+  ExpectTheSameBitsOfBackends(DecoderModel({.ffn = 96, .experts = 6}));
   ExpectTheSameBitsOfBackends(
-      Model({.ffn = 96, .experts = 6, .matrix_type = model::GgmlType::kMXFP4}));
+      DecoderModel({.ffn = 96, .experts = 6, .matrix_type = model::GgmlType::kMXFP4}));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using testing::Random;
 
-constexpr std::uint64_t kSeed = 20261125;
+constexpr std::uint64_t kFolderSeed = 20261125;
 
 // Of each architecture.
 int Mutations() { return std::getenv("FLOTILLA_LONG") != nullptr ? 5'000 : 200; }
@@ -122,7 +122,7 @@ TEST_P(HostileFolderTest, IsRefusedOrServed) {
   const int mutations = Mutations();
   int served = 0;
   for (int i = 0; i < mutations; ++i) {
-    const std::uint64_t seed = kSeed + static_cast<std::uint64_t>(i);
+    const std::uint64_t seed = kFolderSeed + static_cast<std::uint64_t>(i);
     SCOPED_TRACE(seed);
     Random random(seed);
     Json changed = config;

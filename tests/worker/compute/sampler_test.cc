@@ -17,8 +17,8 @@
 namespace flotilla::worker {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<float> RandomRow(int n, std::mt19937& random, float spread) {
   std::normal_distribution<float> normal(0, spread);
@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(Isas, SamplerTest, ::testing::ValuesIn(kernels::DetectI
 TEST_P(SamplerTest, GreedyTakesTheLowestOfTheBest) {
   SamplingParams greedy{.temperature = 0};
   EXPECT_EQ(Sample({1, 3, 2, 3}, greedy).token, 1);
-  EXPECT_EQ(Sample({-kInfinity, -5, -kInfinity}, greedy).token, 1);
+  EXPECT_EQ(Sample({-kInf, -5, -kInf}, greedy).token, 1);
   // A temperature that is too small to divide by is greedy, whatever the other parameters are.
   EXPECT_EQ(Sample({1, 3, 2, 3}, {.temperature = 1e-7f, .top_k = 3, .top_p = 0.5f}).token, 1);
 }
@@ -381,23 +381,22 @@ TEST_P(SamplerTest, TopNSigmaKeepsWhatIsNearTheBest) {
   EXPECT_EQ(kept(2), (std::set<TokenId>{0, 1, 2, 3, 4, 6, 7}));
   EXPECT_EQ(kept(0).size(), 8u);
   // Tokens without a logit have no part in the deviation.
-  const std::vector<float> more = {0.5, 2, -1, 3.5, -kInfinity, 3, -4, 1, 2.5, -kInfinity};
+  const std::vector<float> more = {0.5, 2, -1, 3.5, -kInf, 3, -4, 1, 2.5, -kInf};
   EXPECT_EQ(Count(more, {.temperature = 2, .top_n_sigma = 1}, 2000).size(), 4u);
   EXPECT_TRUE(NeedsFullRow({.top_n_sigma = 1}));
 }
 
 // As if the row had no other tokens; what else changes logits acts on these.
 TEST_P(SamplerTest, OnlyAllowedTokensAreDrawn) {
-  const std::vector<float> row = {5, 1, 4, 2, -kInfinity, 3};
+  const std::vector<float> row = {5, 1, 4, 2, -kInf, 3};
   const SamplingParams greedy{.temperature = 0, .allowed_tokens = {1, 3, 5}};
   EXPECT_EQ(Sample(row, greedy).token, 5);
   EXPECT_TRUE(NeedsFullRow(greedy));
   // Log-probabilities and alternatives are the model's.
   const SampledToken token = Sample(row, greedy, {.output_top = 1});
   EXPECT_EQ(token.top.at(0).token, 0);
-  EXPECT_EQ(
-      token.logprob,
-      Sample({5, 1, 4, 2, -kInfinity, 3}, {.temperature = 0, .logit_bias = {{5, 90}}}).logprob);
+  EXPECT_EQ(token.logprob,
+            Sample({5, 1, 4, 2, -kInf, 3}, {.temperature = 0, .logit_bias = {{5, 90}}}).logprob);
   SamplingParams biased = greedy;
   biased.logit_bias = {{0, 100}, {3, 2}};
   EXPECT_EQ(Sample(row, biased).token, 3);
@@ -515,7 +514,7 @@ TEST_P(SamplerTest, MassIsOfWhatTopKKept) {
 // 0.9999 quantile of 7 degrees of freedom; the seeds are fixed.
 TEST_P(SamplerTest, DrawsFollowTheDistribution) {
   const std::vector<float> row = {0.1f,  -0.4f, 1.2f,  0.8f, -3.0f, 0.5f,
-                                  -0.2f, 0.3f,  -9.0f, 0.9f, -8.0f, -kInfinity};
+                                  -0.2f, 0.3f,  -9.0f, 0.9f, -8.0f, -kInf};
   constexpr int kDraws = 20000;
   for (const std::uint64_t seed : {1ull, 2ull, 0xfeedfacecafebeefull}) {
     const SamplingParams p{.temperature = 0.9f, .top_k = 8, .seed = seed};
@@ -583,7 +582,7 @@ TEST_P(SamplerTest, LogprobsAreOfTheRawLogits) {
 TEST_P(SamplerTest, ListsNoMoreThanThereIs) {
   const SamplingParams greedy{.temperature = 0};
   EXPECT_EQ(Sample({1, 2, 3}, greedy, {.output_top = 20}).top.size(), 3u);
-  const SampledToken masked = Sample({1, -kInfinity, 3}, greedy, {.output_top = 20});
+  const SampledToken masked = Sample({1, -kInf, 3}, greedy, {.output_top = 20});
   ASSERT_EQ(masked.top.size(), 2u);
   EXPECT_EQ(masked.top[1].token, 0);
 }
@@ -623,7 +622,7 @@ TEST_P(SamplerTest, LogitsWithoutATokenAreNeverDrawn) {
 }
 
 TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
-  for (const float bad : {kNan, -kNan, kInfinity}) {
+  for (const float bad : {kNotANumber, -kNotANumber, kInf}) {
     for (const int at : {0, 15, 1023, 1024, 1499}) {
       std::vector<float> row(1500, 0.5f);
       row[at] = bad;
@@ -635,7 +634,7 @@ TEST_P(SamplerTest, RowsWithoutASoftmaxFail) {
       EXPECT_TRUE(absl::IsInternal(RowLogprobs(ops_, row, Size(row), 3, 0).status()));
     }
   }
-  for (const float bad : {kNan, -kInfinity}) {
+  for (const float bad : {kNotANumber, -kInf}) {
     const std::vector<float> row(2000, bad);
     EXPECT_TRUE(absl::IsInternal(SampleRow(ops_, row, Size(row), MakeDraw({}, {}), 0).status()));
   }

@@ -10,13 +10,15 @@ namespace {
 
 using Queue = Device::Queue;
 
-std::size_t Bytes(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
+std::size_t FloatBytes(std::int64_t floats) {
+  return static_cast<std::size_t>(floats) * sizeof(float);
+}
 
 }  // namespace
 
 absl::Status StagedExchange::Reserve(const SumTree& tree, std::int64_t rows, std::int64_t columns) {
-  const std::size_t sum = Bytes(rows * columns);
-  const std::size_t parts = Bytes(rows * columns * PartsOf(tree, rank_));
+  const std::size_t sum = FloatBytes(rows * columns);
+  const std::size_t parts = FloatBytes(rows * columns * PartsOf(tree, rank_));
   if (total_.bytes() < sum) {
     auto total = device_.Allocate(sum);
     if (!total.ok()) return total.status();
@@ -34,7 +36,7 @@ absl::Status StagedExchange::Reserve(const SumTree& tree, std::int64_t rows, std
 }
 
 absl::Status StagedExchange::Fetch(const float* from, std::int64_t count, float* to) {
-  device_.Download(Queue::kCompute, to, from, Bytes(count));
+  device_.Download(Queue::kCompute, to, from, FloatBytes(count));
   return device_.Synchronize(device_.Record(Queue::kCompute));
 }
 
@@ -51,7 +53,7 @@ absl::StatusOr<const float*> StagedExchange::Sum(const SumTree& tree, const floa
   pool_.ParallelFor(rows, [&](std::int64_t begin, std::int64_t end) {
     AddParts(ops_, tree, all, rows, columns, begin, end, /*accumulate=*/false, total);
   });
-  device_.Upload(Queue::kCompute, total_.data(), total, Bytes(rows * columns));
+  device_.Upload(Queue::kCompute, total_.data(), total, FloatBytes(rows * columns));
   return total_.as<float>();
 }
 
@@ -67,7 +69,7 @@ absl::Status StagedExchange::ReceiveResidual(float* data, std::int64_t count, Ar
   auto* const staged = pinned.Take<float>(static_cast<std::size_t>(count));
   if (staged == nullptr) return pinned.status();
   exchange_.ReceiveResidual(staged, count);
-  device_.Upload(Queue::kCompute, data, staged, Bytes(count));
+  device_.Upload(Queue::kCompute, data, staged, FloatBytes(count));
   return absl::OkStatus();
 }
 

@@ -10,8 +10,8 @@ namespace {
 using model::TensorRole;
 
 // All of an attention's operation that does not need weights.
-AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::uint32_t layer,
-                   absl::Span<const RopeHandle> ropes) {
+AttentionOp MakeLatentOp(const model::ModelSpec& model, const ModelShard& shard,
+                         std::uint32_t layer, absl::Span<const RopeHandle> ropes) {
   const model::AttentionSpec& spec = model.layers[layer].attention;
   const auto heads = static_cast<int>(OwnHeads(model, shard).size());
   AttentionOp op{.layer = static_cast<int>(layer - shard.layers.begin),
@@ -76,7 +76,7 @@ absl::StatusOr<LatentPart> LatentPart::Create(const WeightSource& weights, std::
   const model::LatentSpec& latent = *spec.latent;
   LatentPart part;
   part.buffers_ = buffers;
-  part.op_ = MakeOp(weights.spec(), weights.shard(), layer, buffers.ropes);
+  part.op_ = MakeLatentOp(weights.spec(), weights.shard(), layer, buffers.ropes);
   absl::Status status;
   const auto take = [&status](auto made, auto& to) {
     status.Update(made.status());
