@@ -38,6 +38,7 @@ xgrammar_mend(json_schema_converter.cc "bool verbose = false" "bool verbose = tr
 
 set(own ${PROJECT_SOURCE_DIR}/cmake/xgrammar)
 add_library(xgrammar STATIC ${sources} ${own}/matcher_bytes.cc)
+flotilla_together(xgrammar)
 target_include_directories(xgrammar SYSTEM PUBLIC ${own} ${source}/include ${source}/3rdparty/dlpack/include
   PRIVATE ${source}/cpp ${source}/3rdparty/picojson)
 target_compile_definitions(xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0)
