@@ -134,6 +134,17 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "Without --api-keys-file: everybody who reaches the server may use the routes under /admin. "
      "The server then listens on loopback only.",
      kServe | kRouter},
+    {"--api-tls-cert", &RoleFlags::api_tls_cert, "PATH", 0, 0, kSecurity,
+     "The PEM certificate of the HTTP and gRPC ports, followed by those between it and its "
+     "authority. Clients then reach both by TLS only. The health port is not encrypted. The file "
+     "is read again when it changes.",
+     kServe | kRouter},
+    {"--api-tls-key", &RoleFlags::api_tls_key, "PATH", 0, 0, kSecurity,
+     "The PEM private key that belongs to --api-tls-cert.", kServe | kRouter},
+    {"--api-tls-ca", &RoleFlags::api_tls_ca, "PATH", 0, 0, kSecurity,
+     "Clients need a certificate that one of these PEM certificate authorities has signed, besides "
+     "a key where --api-keys-file is given.",
+     kServe | kRouter},
     {"--fleet-secret-file", &RoleFlags::fleet_secret_file, "PATH", 0, 0, kSecurity,
      "Streams between the roles need the secret in the first line of this file, 32 to 256 "
      "characters. The secret in a second line is accepted as well, for rotation. The file is "
@@ -393,6 +404,12 @@ void AddRoleFlags(CLI::App& app, Role role, RoleFlags* flags) {
   }
   app.get_formatter()->column_width(38);
   app.get_formatter()->label("REQUIRED", "");
+  if (CLI::Option* cert = app.get_option_no_throw("--api-tls-cert"); cert != nullptr) {
+    CLI::Option* key = app.get_option("--api-tls-key");
+    cert->needs(key);
+    key->needs(cert);
+    app.get_option("--api-tls-ca")->needs(cert);
+  }
   for (const char* name : {"--hosts", "--hostfile", "--hosts-port", "--remote-shell"}) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option != nullptr) option->needs(app.get_option("--group-network"));

@@ -86,7 +86,8 @@ struct RoleFlags {
   std::string tenant_header;
   std::string api_keys_file;
   bool admin = false;
-  std::string tls_cert, tls_key, tls_ca;  // for the fleet's own streams
+  std::string api_tls_cert, api_tls_key, api_tls_ca;  // for the ports of clients
+  std::string tls_cert, tls_key, tls_ca;              // for the fleet's own streams
   std::string fleet_secret_file;
   bool insecure_internal = false;
   std::string ready_file;

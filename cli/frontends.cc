@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "cli/request_log.h"
 #include "cli/role_options.h"
+#include "common/auth/tls_files.h"
 #include "common/rt/cpu_quota.h"
 #include "common/rt/descriptors.h"
 #include "model/chat_template.h"
@@ -22,6 +23,7 @@
 #include "router/http/server.h"
 #include "router/key_gate.h"
 #include "router/service.h"
+#include "router/tls_metrics.h"
 #include "rpc/endpoint.h"
 
 namespace flotilla::cli {
@@ -99,9 +101,11 @@ class FrontendsImpl final : public Frontends {
 
   absl::Status Listen() override {
     if (absl::Status status = OpenGate(); !status.ok()) return status;
+    if (absl::Status status = OpenTls(); !status.ok()) return status;
 
     router::GrpcOptions grpc_options;
     grpc_options.gate = gate_.get();
+    grpc_options.tls = tls_.get();
     grpc_options.poller = parts_.poller;
     grpc_options.host = flags_.host;
     grpc_options.tenant_metadata = flags_.tenant_header;
@@ -172,6 +176,8 @@ class FrontendsImpl final : public Frontends {
     http_options.permissive = flags_.permissive;
     http_options.tenant_header = flags_.tenant_header;
     http_options.gate = gate_.get();
+    http_options.tls = tls_.get();
+    http_options.on_handshake = [this](bool done) { tls_metrics_->OnHandshake(done); };
     http_options.admin = flags_.admin;
     absl::StatusOr<router::CorsPolicy> pages = router::CorsPolicy::Create(flags_.cors_origins);
     if (!pages.ok()) {
@@ -222,11 +228,30 @@ class FrontendsImpl final : public Frontends {
     return absl::OkStatus();
   }
 
+  // Opens the certificate of the API's ports, if there is one.
+  absl::Status OpenTls() {
+    if (!flags_.api_tls_cert.empty()) {
+      absl::StatusOr<std::unique_ptr<TlsFiles>> files =
+          TlsFiles::Open({.certificate = flags_.api_tls_cert,
+                          .key = flags_.api_tls_key,
+                          .authorities = flags_.api_tls_ca,
+                          .offers = {"http/1.1"},
+                          .clock = parts_.clock,
+                          .log = parts_.log});
+      if (!files.ok()) return files.status();
+      tls_ = *std::move(files);
+    }
+    tls_metrics_ = std::make_unique<router::TlsMetrics>(*parts_.metrics, tls_.get());
+    return absl::OkStatus();
+  }
+
   const RoleFlags flags_;
   const Parts parts_;
   // These members are destroyed from last to first.
   std::vector<std::unique_ptr<const ModelText>> texts_;
   std::unique_ptr<router::KeyGate> gate_;  // null: clients need no key
+  std::unique_ptr<TlsFiles> tls_;          // null: clients' connections are not encrypted
+  std::unique_ptr<router::TlsMetrics> tls_metrics_;
   std::unique_ptr<router::InferenceService> service_;
   std::unique_ptr<router::GrpcServer> grpc_;
   std::unique_ptr<router::HttpServer> http_;
@@ -260,16 +285,18 @@ absl::Status AnnounceFrontends(const RoleFlags& flags, const Frontends& frontend
 
 std::string UsageText(const RoleFlags& flags, const std::string& model_id,
                       const Frontends& frontends) {
-  const std::string http = HostPort(flags.host, frontends.http_port());
+  const bool tls = !flags.api_tls_cert.empty();
+  const std::string address = HostPort(flags.host, frontends.http_port());
+  const std::string http = absl::StrCat(tls ? "https://" : "http://", address);
   return absl::StrFormat(
-      "  OpenAI   http://%s/v1\n"
-      "  gRPC     %s\n"
-      "  metrics  http://%s/metrics\n\n"
+      "  OpenAI   %s/v1\n"
+      "  gRPC     %s%s\n"
+      "  metrics  %s/metrics\n\n"
       "Try:\n"
-      "  curl http://%s/v1/chat/completions -H 'Content-Type: application/json' "
+      "  curl %s/v1/chat/completions -H 'Content-Type: application/json' "
       "-d '{\"model\":\"%s\",\"temperature\":0,"
       "\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n",
-      http, frontends.grpc_address(), http, http, model_id);
+      http, frontends.grpc_address(), tls ? " (TLS)" : "", http, http, model_id);
 }
 
 }  // namespace flotilla::cli

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 
+#include "common/auth/tls_files.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/security/server_credentials.h"
 
@@ -28,5 +29,11 @@ std::string_view AuthorizationOf(const std::multimap<grpc::string_ref, grpc::str
 // `tls` (null: plaintext) with `guard` (null: everybody is admitted) in front.
 std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> tls,
                                                  std::shared_ptr<CallGuard> guard);
+
+// The credentials of a public port, with `guard` (null: everybody is admitted) in front. It shows
+// the certificate of `files`, which outlives the server; changes of the files apply to new
+// connections. `files` null: plaintext.
+std::shared_ptr<grpc::ServerCredentials> GuardedPort(TlsFiles* files,
+                                                     std::shared_ptr<CallGuard> guard);
 
 }  // namespace flotilla::rpc

@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "common/auth/pem.h"
 #include "common/auth/watched_file.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "grpcpp/support/client_interceptor.h"
 #include "rpc/call_guard.h"
 #include "rpc/fleet_secret.h"
-#include "rpc/pem.h"
 
 namespace flotilla::rpc {
 namespace {

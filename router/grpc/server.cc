@@ -89,9 +89,10 @@ class GrpcServerImpl final : public GrpcServer {
     std::vector<grpc::Service*> services = {inference_.service(), health_.grpc_service()};
     const bool reflects = rpc::IsLoopback(options_.host);
     if (reflects) services.push_back(reflection_.grpc_service());
-    absl::Status status = server_.Listen(
-        rpc::JoinAddress(options_.host, options_.port), rpc::Guarded(nullptr, std::move(guard)),
-        services, [this](grpc::ServerBuilder& builder) { Configure(options_, builder); });
+    absl::Status status =
+        server_.Listen(rpc::JoinAddress(options_.host, options_.port),
+                       rpc::GuardedPort(options_.tls, std::move(guard)), services,
+                       [this](grpc::ServerBuilder& builder) { Configure(options_, builder); });
     if (!status.ok()) return status;
     inference_.Attach(server_);
     health_.Attach(server_);

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/auth/tls_files.h"
 #include "router/key_gate.h"
 #include "router/service.h"
 #include "rpc/poller.h"
@@ -34,6 +35,8 @@ struct GrpcOptions {
   // Admits callers, which are then the tenants, to everything but health, which needs no key.
   // Null: everybody is admitted. Outlives the server.
   KeyGate* gate = nullptr;
+  // The certificate of the port; null: it is not encrypted. Outlives the server.
+  TlsFiles* tls = nullptr;
   // A larger request is refused with RESOURCE_EXHAUSTED before it is parsed. The bound is a
   // little above RequestLimits::max_prompt_bytes.
   int max_request_bytes = 5 << 20;

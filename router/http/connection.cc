@@ -58,34 +58,24 @@ bool UsableRequestId(std::string_view id) {
 
 }  // namespace
 
-Connection::Connection(boost::asio::ip::tcp::socket socket, ConnectionOwner* owner)
-    : socket_(std::move(socket)), owner_(owner), timer_(socket_.get_executor()) {}
+Connection::Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<const TlsContext> tls,
+                       ConnectionOwner* owner)
+    : socket_(std::move(socket), std::move(tls)), owner_(owner), timer_(socket_.get_executor()) {}
 
 void Connection::Start() {
-  error_code ignored;
-  socket_.set_option(boost::asio::ip::tcp::no_delay(true), ignored);
-  socket_.set_option(boost::asio::socket_base::send_buffer_size(owner_->limits().socket_send_bytes),
-                     ignored);
-  Enter(State::kIdle);
-  Guarded([&] {
-    SetDeadline(owner_->limits().idle_timeout);
-    Read();
-  });
+  socket_.Configure(owner_->limits().socket_send_bytes);
+  Guarded([&] { socket_.encrypted() ? ShakeHands() : NextRequest(); });
 }
 
 void Connection::Reject(int status, std::string body) {
-  keep_alive_ = false;
-  linger_ = true;
-  Enter(State::kServing);
+  if (socket_.encrypted()) return Close();
   Guarded([&] {
-    request_id_ = owner_->NewRequestId();
-    Send(status, "application/json", std::move(body), {{"retry-after", "1"}});
-    Read();
+    Refuse({.status = status, .body = std::move(body), .headers = {{"retry-after", "1"}}});
   });
 }
 
 void Connection::Drain() {
-  if (state_ == State::kIdle) return Close();
+  if (state_ == State::kIdle || state_ == State::kHandshaking) return Close();
   keep_alive_ = false;
 }
 
@@ -96,9 +86,7 @@ void Connection::Close() {
   timer_.cancel();
   if (probe_timer_.has_value()) probe_timer_->cancel();
   reader_.reset();
-  error_code ignored;
-  socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_both, ignored);
-  socket_.close(ignored);
+  socket_.Close();
   // The exchange may be the caller, so it is not destroyed here.
   boost::asio::post(socket_.get_executor(), [self] {
     self->exchange_.reset();
@@ -110,6 +98,7 @@ void Connection::Enter(State state) {
   state_ = state;
   unlink();
   ConnectionLists::List* list = nullptr;
+  if (state == State::kHandshaking) list = &owner_->lists().handshake;
   if (state == State::kIdle) list = &owner_->lists().idle;
   if (state == State::kReadingHead) list = &owner_->lists().head;
   if (state == State::kReadingBody) list = &owner_->lists().body;
@@ -118,18 +107,45 @@ void Connection::Enter(State state) {
   list->push_back(*this);
 }
 
+// --- TLS ---------------------------------------------------------------------
+
+void Connection::ShakeHands() {
+  Enter(State::kHandshaking);
+  SetDeadline(owner_->limits().header_timeout);
+  socket_.ShakeHands([self = shared_from_this()](PeerSocket::Handshake result) {
+    if (self->state_ != State::kClosed) self->Guarded([&] { self->OnHandshake(result); });
+  });
+}
+
+void Connection::OnHandshake(PeerSocket::Handshake result) {
+  owner_->OnHandshake(result == PeerSocket::Handshake::kDone);
+  switch (result) {
+    case PeerSocket::Handshake::kDone:
+      return NextRequest();
+    case PeerSocket::Handshake::kPlaintext:
+      return Refuse({.status = 400,
+                     .body = ErrorJson(absl::InvalidArgumentError(
+                         "this port is encrypted: the address begins with https://")),
+                     .headers = {}});
+    case PeerSocket::Handshake::kFailed:
+      return Linger();
+    case PeerSocket::Handshake::kGone:
+      return Close();
+  }
+}
+
 // --- Reading -----------------------------------------------------------------
 
 void Connection::Read() {
   if (reading_ || input_ended_ || state_ == State::kClosed) return;
   reading_ = true;
-  socket_.async_read_some(boost::asio::buffer(chunk_),
-                          [self = shared_from_this()](const error_code& error, std::size_t bytes) {
-                            self->reading_ = false;
-                            if (self->state_ != State::kClosed) {
-                              self->Guarded([&] { self->OnRead(error, bytes); });
-                            }
-                          });
+  socket_.Read(boost::asio::buffer(chunk_),
+               [self = shared_from_this()](const error_code& error, std::size_t bytes) {
+                 self->reading_ = false;
+                 if (self->state_ != State::kClosed) {
+                   self->Guarded([&] { self->OnRead(error, bytes); });
+                 }
+               });
 }
 
 void Connection::OnRead(const error_code& error, std::size_t bytes) {
@@ -277,10 +293,9 @@ void Connection::OnInputEnd() {
   if (state_ != State::kServing && state_ != State::kFlushing) return Close();
   if (input_.empty()) keep_alive_ = false;
   // A peer that still reads looks like one that has gone, until the latter sends a reset.
-  socket_.async_wait(boost::asio::ip::tcp::socket::wait_error,
-                     [self = shared_from_this()](const error_code& error) {
-                       if (!error) self->Close();
-                     });
+  socket_.WaitForReset([self = shared_from_this()](const error_code& error) {
+    if (!error) self->Close();
+  });
   probe_delay_ = owner_->limits().probe_delay;
   probe_timer_.emplace(socket_.get_executor());
   ProbePeer();
@@ -415,11 +430,10 @@ void Connection::OnWrite(const error_code& error, std::size_t bytes) {
   written_ += bytes;
   if (written_ < writing_.size()) {
     if (bytes > 0) WatchOutput();
-    socket_.async_write_some(
-        boost::asio::buffer(writing_.data() + written_, writing_.size() - written_),
-        [self = shared_from_this()](const error_code& e, std::size_t n) {
-          self->Guarded([&] { self->OnWrite(e, n); });
-        });
+    socket_.Write(boost::asio::buffer(writing_.data() + written_, writing_.size() - written_),
+                  [self = shared_from_this()](const error_code& e, std::size_t n) {
+                    self->Guarded([&] { self->OnWrite(e, n); });
+                  });
     return;
   }
   writing_.clear();
@@ -439,8 +453,7 @@ void Connection::Linger() {
   if (input_ended_) return Close();
   Enter(State::kLingering);
   SetDeadline(kLingerTimeout);
-  error_code ignored;
-  socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_send, ignored);
+  socket_.EndOutput();
   Read();
 }
 

@@ -8,7 +8,8 @@
 // also sends it an interim answer of a few bytes; a peer that has gone replies with a reset.
 // One deadline timer cuts off a slow peer, which never slows others. If an allocation fails,
 // only the connection that it was for ends. Pending operations keep the connection alive; it
-// lives on one I/O thread.
+// lives on one I/O thread. If the socket has TLS, a handshake comes first, within the time for a
+// request's head.
 #pragma once
 
 #include <array>
@@ -27,6 +28,7 @@
 
 #include "router/http/exchange.h"
 #include "router/http/memory_budget.h"
+#include "router/http/peer_socket.h"
 #include "router/http/request_reader.h"
 #include "router/http/server.h"
 
@@ -50,6 +52,8 @@ class ConnectionOwner {
   // True: finish the running request, then close.
   virtual bool stopping() const = 0;
   virtual std::string NewRequestId() = 0;
+  // A TLS handshake is over; false: it failed.
+  virtual void OnHandshake(bool done) = 0;
   // The connection is closed; called once.
   virtual void OnClosed(Connection* connection) = 0;
 };
@@ -62,11 +66,13 @@ class Connection final : public HttpReply,
                          public std::enable_shared_from_this<Connection>,
                          public ConnectionHook {
  public:
-  Connection(boost::asio::ip::tcp::socket socket, ConnectionOwner* owner);
+  // `tls` null: the connection is not encrypted.
+  Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<const TlsContext> tls,
+             ConnectionOwner* owner);
 
   void Start();
   // Answers `status` without reading a request and closes, because there are too many
-  // connections.
+  // connections. With TLS it only closes.
   void Reject(int status, std::string body);
   // Closes now if no request runs, else after its answer.
   void Drain();
@@ -88,6 +94,7 @@ class Connection final : public HttpReply,
 
  private:
   enum class State : std::uint8_t {
+    kHandshaking,  // TLS begins
     kIdle,         // between requests
     kReadingHead,  // a part of the head is there
     kReadingBody,
@@ -110,6 +117,8 @@ class Connection final : public HttpReply,
   // Changes the state, and moves the connection to the list of that state.
   void Enter(State state);
 
+  void ShakeHands();
+  void OnHandshake(PeerSocket::Handshake result);
   void Read();
   void OnRead(const boost::system::error_code& error, std::size_t bytes);
   void Parse();
@@ -136,7 +145,7 @@ class Connection final : public HttpReply,
   void SetDeadline(absl::Duration timeout);
   void ClearDeadline();
 
-  boost::asio::ip::tcp::socket socket_;
+  PeerSocket socket_;
   ConnectionOwner* const owner_;
   boost::asio::steady_timer timer_;
   std::optional<boost::asio::steady_timer> probe_timer_;  // once the input has ended
@@ -173,8 +182,9 @@ class Connection final : public HttpReply,
 // The connections that wait for their peers. In each list, the first has waited for longest.
 struct ConnectionLists {
   using List = boost::intrusive::list<Connection, boost::intrusive::constant_time_size<false>>;
-  List idle;  // between requests
-  List head;  // in mid-request
+  List handshake;  // not encrypted yet
+  List idle;       // between requests
+  List head;       // in mid-request
   List body;
 };
 

@@ -35,6 +35,9 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+// Before TLS has begun, a peer can make OpenSSL hold up to 150 KiB, so all of them together 40 MiB.
+constexpr std::size_t kMaxHandshakes = 256;
+
 // One I/O thread: an io_context, the I/O loop, and the connections it owns.
 class IoThread final : public ConnectionOwner, public Dispatcher {
  public:
@@ -83,12 +86,15 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   // Any thread may call it.
   void Adopt(tcp::socket socket) {
     asio::post(context_, [this, socket = std::move(socket)]() mutable {
-      auto connection = std::make_shared<Connection>(std::move(socket), this);
+      std::shared_ptr<const TlsContext> tls;
+      if (options_.tls != nullptr) tls = options_.tls->Get()->context;
+      auto connection = std::make_shared<Connection>(std::move(socket), std::move(tls), this);
       connections_.insert(connection);
       const bool full = shared_.connections.fetch_add(1) >= options_.max_connections && !MakeRoom();
       if (full || stopping_) {
         connection->Reject(503, shared_.too_many_connections);
       } else {
+        if (lists_.handshake.size() >= kMaxHandshakes) lists_.handshake.front().Close();
         connection->Start();
       }
     });
@@ -108,10 +114,10 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     asio::post(context_, [this] { ForAll([](Connection& connection) { connection.Close(); }); });
   }
 
-  // Closes the connection that has kept the server waiting for longest: one that is idle, or
-  // in a request's head, or slow with its body. False: there is none. I/O thread.
+  // Closes the connection that has kept the server waiting for longest: one that is not encrypted
+  // yet, or idle, or in a request's head, or slow with its body. False: there is none. I/O thread.
   bool MakeRoom() {
-    for (ConnectionLists::List* list : {&lists_.idle, &lists_.head}) {
+    for (ConnectionLists::List* list : {&lists_.handshake, &lists_.idle, &lists_.head}) {
       if (list->empty()) continue;
       list->front().Close();
       return true;
@@ -142,6 +148,9 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   bool stopping() const override { return stopping_; }
   std::string NewRequestId() override {
     return absl::StrCat("req-", absl::Hex(request_ids_(), absl::kZeroPad16));
+  }
+  void OnHandshake(bool done) override {
+    if (options_.on_handshake) options_.on_handshake(done);
   }
   void OnClosed(Connection* connection) override {
     connections_.erase(connection->shared_from_this());

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/auth/tls_files.h"
 #include "router/http/cors_policy.h"
 #include "router/key_gate.h"
 #include "router/service.h"
@@ -31,7 +32,7 @@ struct HttpLimits {
   // Tokens are small; this size is enough for 1 MB/s over 100 ms.
   int socket_send_bytes = 128 << 10;
   absl::Duration idle_timeout = absl::Seconds(60);    // between requests
-  absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header
+  absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header; TLS handshake
   absl::Duration body_timeout = absl::Seconds(30);
   absl::Duration write_timeout = absl::Seconds(30);
   // A body that takes longer may be cut off in favour of others when the memory for bodies is
@@ -48,7 +49,7 @@ struct HttpServerOptions {
   std::uint32_t io_threads = 1;
   // At this bound a new connection takes the place of the one that has been idle for longest,
   // or else of one that is slow with its request. If there is none, the new one gets 503 and is
-  // closed.
+  // closed. With TLS, those whose handshake is not over give way first, and there is no 503.
   std::uint32_t max_connections = 1024;
   // Memory for bodies that are being read, over all connections, beyond the first 8 KiB of
   // each. If it is spent, slow bodies are cut off; if that is not enough, the request gets 503.
@@ -56,6 +57,10 @@ struct HttpServerOptions {
   // Descriptors that are kept open as a reserve. They are closed to take connections when the
   // process has no others left.
   std::size_t spare_descriptors = 0;
+  // The certificate of the port; null: it is not encrypted. Outlives the server.
+  TlsFiles* tls = nullptr;
+  // Called after each TLS handshake; false: it failed. May be null. Called on any I/O thread.
+  std::function<void(bool done)> on_handshake;
   // Host headers that are answered besides those of loopback (router/http/host_policy.h).
   std::vector<std::string> allowed_hosts;
   // The web pages that may read answers.

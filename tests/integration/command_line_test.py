@@ -44,6 +44,11 @@ def say(*words, seconds=60):
      "flotilla run: --concurrency must be a number from 0 to 65536, not '-1'"),
     ("serve --model a --model b", "flotilla serve: --model is given twice"),
     ("serve --model m --max-seqs", "flotilla serve: --max-seqs needs a number"),
+    ("serve --model m --api-tls-cert c", "flotilla serve: --api-tls-cert requires --api-tls-key"),
+    ("router --scheduler a:1 --api-tls-ca c",
+     "flotilla router: --api-tls-ca requires --api-tls-cert"),
+    ("scheduler --worker a:1 --api-tls-cert c", "flotilla scheduler: scheduler has no flag "
+     "--api-tls-cert; serve, router have it"),
     ("serve --model m --permissive=foo", "flotilla serve: --permissive takes no value"),
     ("serve --model m --http-port abc",
      "flotilla serve: --http-port must be a number from 0 to 65535, not 'abc'"),

@@ -59,7 +59,7 @@ class HttpClient {
     const timeval timeout{30, 0};  // a server that hangs is a failure of the test
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   }
-  ~HttpClient() { Close(); }
+  virtual ~HttpClient() { Close(); }
   HttpClient(const HttpClient&) = delete;
 
   void Close() {
@@ -70,7 +70,7 @@ class HttpClient {
   void Send(const std::string& bytes) {
     std::size_t sent = 0;
     while (sent < bytes.size()) {
-      const ssize_t n = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+      const ssize_t n = SendSome(bytes.data() + sent, bytes.size() - sent);
       if (n <= 0) return;  // the server may close in the middle of a request; its answer says why
       sent += static_cast<std::size_t>(n);
     }
@@ -143,10 +143,19 @@ class HttpClient {
     return Read();
   }
 
+ protected:
+  // As send and recv.
+  virtual ssize_t SendSome(const char* data, std::size_t size) {
+    return send(fd_, data, size, MSG_NOSIGNAL);
+  }
+  virtual ssize_t ReceiveSome(char* data, std::size_t size) { return recv(fd_, data, size, 0); }
+
+  int fd_ = -1;
+
  private:
   bool More() {
     char buffer[16384];
-    const ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
+    const ssize_t n = ReceiveSome(buffer, sizeof buffer);
     if (n <= 0) return false;
     input_.append(buffer, static_cast<std::size_t>(n));
     return true;
@@ -168,7 +177,6 @@ class HttpClient {
     ADD_FAILURE() << "the stream was cut";
   }
 
-  int fd_ = -1;
   std::string input_;
 };
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -331,28 +332,34 @@ TEST_F(CredentialsTest, AGuardKnowsTheMethod) {
   const PemPair authority = testing::MakeAuthority("a"), own = testing::Issue(authority, "here");
   grpc::SslServerCredentialsOptions ssl;
   ssl.pem_key_cert_pairs.push_back({own.key, own.certificate});
+  const auto files = TlsFiles::Open({.certificate = files_.Write("x.pem", own.certificate),
+                                     .key = files_.Write("x.key", own.key),
+                                     .clock = &clock_,
+                                     .log = &log_.logger()});
+  ASSERT_TRUE(files.ok()) << files.status();
   grpc::ChannelArguments arguments;
   arguments.SetSslTargetNameOverride("here");
-  for (const bool tls : {false, true}) {
+  const auto guard = std::make_shared<PathGuard>();
+  const auto clear = grpc::InsecureChannelCredentials();
+  const auto tls = grpc::SslCredentials({.pem_root_certs = authority.certificate});
+  for (const auto& [server_side, client_side] :
+       {std::pair(Guarded(nullptr, guard), clear),
+        std::pair(Guarded(grpc::SslServerCredentials(ssl), guard), tls),
+        std::pair(GuardedPort(nullptr, guard), clear),
+        std::pair(GuardedPort(files->get(), guard), tls)}) {
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort(
-        "127.0.0.1:0",
-        Guarded(tls ? grpc::SslServerCredentials(ssl) : nullptr, std::make_shared<PathGuard>()),
-        &port);
+    builder.AddListeningPort("127.0.0.1:0", server_side, &port);
     builder.RegisterService(&service_);
     const auto server = builder.BuildAndStart();
-    const auto channel = grpc::CreateCustomChannel(
-        absl::StrCat("127.0.0.1:", port),
-        tls ? grpc::SslCredentials({.pem_root_certs = authority.certificate})
-            : grpc::InsecureChannelCredentials(),
-        arguments);
+    const auto channel =
+        grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), client_side, arguments);
     EXPECT_EQ(CallOn(channel).error_code(), StatusCode::OK);
     grpc::ClientContext context;
     HealthCheckResponse response;
     const auto reader = Health::NewStub(channel)->Watch(&context, {});
     EXPECT_FALSE(reader->Read(&response));
-    EXPECT_EQ(reader->Finish().error_message(), "/grpc.health.v1.Health/Watch") << tls;
+    EXPECT_EQ(reader->Finish().error_message(), "/grpc.health.v1.Health/Watch");
   }
 }
 

@@ -1,21 +1,14 @@
-// What a file of secrets may hold, what certificates may be, and who may listen where.
+// What a file of secrets may hold, and who may listen where.
 #include "rpc/fleet_secret.h"
 
 #include <string>
 
 #include <gtest/gtest.h>
 
-#include "absl/time/clock.h"
 #include "rpc/endpoint.h"
-#include "rpc/pem.h"
-#include "tests/support/test_certificates.h"
 
 namespace flotilla::rpc {
 namespace {
-
-using ::flotilla::testing::Issue;
-using ::flotilla::testing::MakeAuthority;
-using ::flotilla::testing::PemPair;
 
 const std::string kOne(32, 'a'), kTwo(256, 'b');
 
@@ -40,36 +33,6 @@ TEST(FleetSecretTest, RefusesWhatIsNoSecretWithoutRepeatingIt) {
     ASSERT_EQ(secret.status().code(), absl::StatusCode::kInvalidArgument) << text.size();
     EXPECT_EQ(secret.status().message().find("cccc"), absl::string_view::npos);
   }
-}
-
-TEST(PemTest, JudgesCertificatesBeforeTheyAreUsed) {
-  const PemPair authority = testing::MakeAuthority("fleet");
-  const PemPair member = testing::Issue(authority, "worker"),
-                other = testing::Issue(authority, "other");
-  const absl::Time now = absl::Now();
-  EXPECT_TRUE(CheckKeyPair(member.certificate, member.key, now).ok());
-  EXPECT_TRUE(CheckKeyPair(member.certificate + authority.certificate, member.key, now).ok());
-  const auto message = [&](const std::string& certificate, const std::string& key, absl::Time t) {
-    return std::string(CheckKeyPair(certificate, key, t).message());
-  };
-  EXPECT_EQ(message(member.certificate, other.key, now), "key: it is of another certificate");
-  EXPECT_EQ(message(member.certificate, "", now), "key: there is none in PEM without a passphrase");
-  EXPECT_EQ(message("", member.key, now), "certificate: there is none in PEM");
-  EXPECT_EQ(message(member.key, member.key, now), "certificate: there is none in PEM");
-  EXPECT_EQ(message(member.certificate, member.key, now + absl::Hours(2)),
-            "certificate: it has expired");
-  EXPECT_EQ(message(member.certificate, member.key, now - absl::Hours(2)),
-            "certificate: it is not valid yet");
-  ASSERT_TRUE(ExpiryOf(member.certificate).has_value());
-  EXPECT_GT(*ExpiryOf(member.certificate), now);
-  EXPECT_LT(*ExpiryOf(member.certificate), now + absl::Hours(2));
-  EXPECT_EQ(ExpiryOf(member.key), std::nullopt);
-  // Cut anywhere, it is no certificate, and nothing worse happens.
-  for (std::size_t bytes = 0; bytes < member.certificate.size() - 2; bytes += 7) {
-    EXPECT_FALSE(CheckKeyPair(member.certificate.substr(0, bytes), member.key, now).ok()) << bytes;
-    EXPECT_FALSE(CheckAuthorities(member.certificate.substr(0, bytes)).ok()) << bytes;
-  }
-  EXPECT_TRUE(CheckAuthorities(authority.certificate).ok());
 }
 
 TEST(EndpointTest, KnowsLoopbackAddresses) {

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace flotilla::rpc {
+namespace flotilla {
 
 // INVALID_ARGUMENT: there is no certificate, or it is not valid at `now`; or there is no
 // private key, or it has a passphrase or belongs to another certificate.
@@ -19,4 +19,4 @@ std::optional<absl::Time> ExpiryOf(std::string_view certificate);
 // INVALID_ARGUMENT: there is no certificate in it.
 absl::Status CheckAuthorities(std::string_view certificates);
 
-}  // namespace flotilla::rpc
+}  // namespace flotilla

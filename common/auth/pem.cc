@@ -1,4 +1,4 @@
-#include "rpc/pem.h"
+#include "common/auth/pem.h"
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
@@ -8,7 +8,7 @@
 #include <ctime>
 #include <memory>
 
-namespace flotilla::rpc {
+namespace flotilla {
 namespace {
 
 template <auto Free>
@@ -69,4 +69,4 @@ absl::Status CheckAuthorities(std::string_view certificates) {
   return absl::InvalidArgumentError("there is no certificate in PEM");
 }
 
-}  // namespace flotilla::rpc
+}  // namespace flotilla
