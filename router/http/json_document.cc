@@ -23,8 +23,12 @@ constexpr std::size_t kMemberBytes = 32 + sizeof(Json::object_t::value_type) + k
 
 constexpr int kNumberOutOfRange = 406;  // the library's id of that error
 
-absl::Status BadBody(std::string_view what) {
-  return WithField(InvalidArgument("the request body is not a JSON object: ", what), "",
+// The most of a key that errors show.
+constexpr std::size_t kShownKeyBytes = 100;
+
+// `field`: the member of the body that is at fault; empty: none, or it is unknown.
+absl::Status BadBody(std::string_view what, std::string_view field = "") {
+  return WithField(InvalidArgument("the request body is not a JSON object: ", what), field,
                    "invalid_json");
 }
 
@@ -52,21 +56,23 @@ class Builder {
     key_is_bound_ = bound_ != nullptr && open_.size() == 1 && name == bound_->name;
     auto& members = open_.back()->get_ref<Json::object_t&>();
     const auto [member, is_new] = members.try_emplace(std::move(name));
-    if (!is_new) {
-      return Refuse(BadBody(Cat("duplicate key '", RepairUtf8(member->first.substr(0, 100)), "'")));
-    }
+    const auto shown = [&] { return RepairUtf8(member->first.substr(0, kShownKeyBytes)); };
+    if (!is_new) return Refuse(BadBody(Cat("duplicate key '", shown(), "'")));
     member_ = &member->second;
+    if (open_.size() == 1) field_ = shown();
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const Json::exception& error) {
-    if (error.id == kNumberOutOfRange) return Refuse(BadBody("a number is out of range"));
+    if (error.id == kNumberOutOfRange) {
+      return Refuse(BadBody(Cat("a number is out of range", InField()), field_));
+    }
     const std::size_t invalid = model::FindInvalidUtf8(body_);
     if (invalid < position) {
       return Refuse(
           WithField(InvalidArgument("the request body is not valid UTF-8 at byte ", invalid + 1),
                     "", "invalid_json"));
     }
-    return Refuse(BadBody(Cat("syntax error at byte ", position)));
+    return Refuse(BadBody(Cat("syntax error at byte ", position, InField()), field_));
   }
 
   absl::StatusOr<JsonDocument> Result() && {
@@ -87,7 +93,12 @@ class Builder {
                                             kMaxJsonBytes >> 20, " MiB of memory"),
                             "", kInvalidValue));
   }
-  bool Scalar(Json value) { return Add(std::move(value)) != nullptr; }
+  bool Scalar(Json value) {
+    if (Add(std::move(value)) == nullptr) return false;
+    if (open_.size() == 1) field_.clear();
+    return true;
+  }
+  std::string InField() const { return field_.empty() ? "" : Cat(", in '", field_, "'"); }
 
   // Puts the value where it belongs; null when it is refused.
   Json* Add(Json value) {
@@ -123,6 +134,7 @@ class Builder {
   }
   bool Close() {
     open_.pop_back();
+    if (open_.size() == 1) field_.clear();
     return true;
   }
 
@@ -132,6 +144,7 @@ class Builder {
   std::vector<Json*> open_;        // the containers around the place, the root first
   Json* member_ = nullptr;         // the value that the last key names
   const Json* bounded_ = nullptr;  // the list that `bound_` is about, once it has begun
+  std::string field_;              // the root's member whose value is being read
   bool key_is_bound_ = false;      // the last key in the root names it
   std::size_t bytes_ = 0;
   absl::Status status_;

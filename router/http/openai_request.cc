@@ -197,6 +197,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   api.prompt = ReadConversation(body, options, &form.ignored, reader);
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
+    if (*limit < 1) reader.FailField("max_completion_tokens", "must be at least 1");
     api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
   }
   if (api.max_tokens && *api.max_tokens < 1) reader.FailField("max_tokens", "must be at least 1");

@@ -60,12 +60,25 @@ TEST(JsonDocument, SaysWhatIsWrong) {
   EXPECT_EQ(message("{\"a\":\"x\xf0\x9f"), "the request body is not valid UTF-8 at byte 8");
   // The first error in the text is reported.
   EXPECT_EQ(message("{\"a\" 1, \"b\":\"\xff\"}"),
-            "the request body is not a JSON object: syntax error at byte 6");
+            "the request body is not a JSON object: syntax error at byte 6, in 'a'");
   EXPECT_EQ(message("[1]"), "the request body is not a JSON object: it is of another type");
   EXPECT_EQ(message(R"({"a":1,"a":2})"),
             "the request body is not a JSON object: duplicate key 'a'");
   EXPECT_EQ(message(R"({"a":1e999})"),
-            "the request body is not a JSON object: a number is out of range");
+            "the request body is not a JSON object: a number is out of range, in 'a'");
+}
+
+TEST(JsonDocument, NamesTheMemberWhoseValueIsWrong) {
+  const auto field = [](std::string_view body) {
+    return ErrorField(ParseJsonObject(body).status());
+  };
+  EXPECT_EQ(field(R"({"a":1,"b":NaN})"), "b");
+  EXPECT_EQ(field(R"({"a":{"c":1},"b":[0,{"c":1e999}]})"), "b");
+  EXPECT_EQ(field(R"({"a":[],"b":-Infinity})"), "b");
+  EXPECT_EQ(field(R"({"a":1 x})"), "");
+  EXPECT_EQ(field(R"({"a":[1]]})"), "");
+  EXPECT_EQ(field(R"({"a":{} "b":1})"), "");
+  EXPECT_EQ(field("{\"" + std::string(500, 'k') + "\":x}"), std::string(100, 'k'));
 }
 
 TEST(JsonDocument, AListEndsTheParseAtItsBound) {

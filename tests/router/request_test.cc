@@ -185,6 +185,7 @@ TEST(Request, RefusesByName) {
   EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"top_logprobs":2)"))), "top_logprobs");
   EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"logprobs":5)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"max_tokens":0)"))), "max_tokens");
+  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"max_completion_tokens":0)"))), "max_completion_tokens");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":true)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":21)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"suffix":"x")"))), "suffix");

@@ -1,8 +1,12 @@
 // Both frontends over one service: the same requests are accepted, and the others refused with
 // the same code, field and message.
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -283,6 +287,217 @@ TEST_F(FrontendsTest, JudgeAlike) {
   for (const Case& one : ChatCases()) check("/v1/chat/completions", one);
   for (const Case& one : TextCases()) check("/v1/completions", one);
   for (const Case& one : RangeCases()) check("/v1/completions", one);
+}
+
+// --- Numbers at the bounds and far outside, for every parameter that is a number ----------------
+
+// Where a body has a number, and which numbers it may be. The text before it and after it makes the
+// rest of the body.
+struct NumberField {
+  std::string name, before, after;
+  double low = 0, high = 0;
+  bool above_low = false, whole = false;
+  std::optional<double> also;  // allowed besides
+  bool null_is_absent = true;
+  std::string beyond_high = name;  // the field that is refused for high + 1
+};
+
+bool Takes(const NumberField& field, double value) {
+  if (value == field.also) return true;
+  if (field.whole && value != std::floor(value)) return false;
+  return (field.above_low ? value > field.low : value >= field.low) && value <= field.high;
+}
+
+bool IsNumber(const Parameter& row) {
+  return std::holds_alternative<Parameter::Member<std::optional<double>>>(row.asked) ||
+         std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
+}
+
+// The bounds of the row for a prompt of one token and 16 tokens of output.
+NumberField FieldOf(const Parameter& row, const EngineDescription& engine) {
+  NumberField field;
+  field.name = field.beyond_high = std::string(row.name);
+  field.low = row.range.low;
+  field.above_low = row.range.above_low;
+  field.also = row.exceptions.also_default;
+  field.whole = std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
+  switch (row.range.limit) {
+    case Limit::kNone:
+      field.high = row.range.high;
+      break;
+    case Limit::kVocabulary:
+      field.high = engine.vocab_size;
+      break;
+    case Limit::kContext:
+      field.high = engine.max_context;
+      if (row.name != "max_tokens") break;
+      field.high -= 1;  // for the prompt, which is then at fault as well
+      field.beyond_high = "prompt";
+      break;
+    case Limit::kMaxTokens:
+      field.high = 16;
+      break;
+    case Limit::kSequences:
+      field.high = engine.max_sequences;
+      break;
+    case Limit::kTimeout:
+      field.high = static_cast<double>(RequestLimits().max_timeout_ms);
+      break;
+  }
+  return field;
+}
+
+std::string NumberText(double value) {
+  return value == std::floor(value) && std::abs(value) < 1e18
+             ? absl::StrCat(static_cast<std::int64_t>(value))
+             : absl::StrCat(value);
+}
+
+// As JSON; with the number that it is, if it is one.
+std::vector<std::pair<std::string, std::optional<double>>> HostileNumbers(
+    const NumberField& field) {
+  std::vector<std::pair<std::string, std::optional<double>>> texts;
+  for (const double value :
+       {field.low - 1, field.low, field.high, field.high + 1, 0.0, -1.0, 2147483648.0}) {
+    texts.emplace_back(NumberText(value), value);
+  }
+  texts.emplace_back("9223372036854775808", 9223372036854775808.0);
+  texts.emplace_back("-9223372036854775809", -9223372036854775809.0);
+  texts.emplace_back("1e300", 1e300);
+  for (const char* other : {"NaN", "Infinity", "-Infinity", "1e400", "-1e400", R"("1")", R"("")",
+                            "[1]", "{}", "true"}) {
+    texts.emplace_back(other, std::nullopt);
+  }
+  return texts;
+}
+
+TEST_F(FrontendsTest, EveryNumberOverHttpIsServedOrRefusedByName) {
+  const EngineDescription engine = *engine_.Describe();
+  std::vector<NumberField> fields;
+  for (const Parameter& row : kParameters) {
+    if (!IsNumber(row) || !row.exceptions.http) continue;
+    NumberField& field = fields.emplace_back(FieldOf(row, engine));
+    field.before = absl::StrCat(row.name == "max_tokens" ? "" : R"("max_tokens":16,)",
+                                row.modes == Modes::kBeams ? R"("use_beam_search":true,)" : "",
+                                "\"", field.name, "\":");
+  }
+  EXPECT_GT(fields.size(), 18u);
+  // Lists have numbers, too, and completions have their own form of logprobs.
+  const double last_token = engine.vocab_size - 1.0;
+  for (const char* name : {"stop_token_ids", "allowed_token_ids"}) {
+    fields.push_back({.name = name,
+                      .before = absl::StrCat("\"", name, "\":["),
+                      .after = "]",
+                      .high = last_token,
+                      .whole = true,
+                      .null_is_absent = false});
+  }
+  fields.push_back({.name = "logit_bias",
+                    .before = R"("logit_bias":{"5":)",
+                    .after = "}",
+                    .low = -100,
+                    .high = 100,
+                    .null_is_absent = false});
+  fields.push_back({.name = "logprobs",
+                    .before = R"("logprobs":)",
+                    .high = LogprobSpec::kMaxTop,
+                    .whole = true});
+  for (const NumberField& field : fields) {
+    auto values = HostileNumbers(field);
+    values.emplace_back("null", field.null_is_absent ? std::optional(field.high) : std::nullopt);
+    for (const auto& [text, value] : values) {
+      const bool served = value.has_value() && Takes(field, *value);
+      const std::string body =
+          absl::StrCat(R"({"model":"tiny","prompt":[5],)", field.before, text, field.after, "}");
+      const Verdict verdict = OverHttp("/v1/completions", body);
+      if (served) {
+        EXPECT_NE(verdict.status, 400) << body << verdict.message;
+        EXPECT_NE(verdict.status, 500) << body << verdict.message;
+        continue;
+      }
+      EXPECT_EQ(verdict.status, 400) << body;
+      EXPECT_EQ(verdict.field, value == field.high + 1 ? field.beyond_high : field.name)
+          << body << verdict.message;
+      EXPECT_NE(verdict.message.find(field.name), std::string::npos) << body << verdict.message;
+    }
+  }
+}
+
+TEST_F(FrontendsTest, ASeedIsAnyIntegerOf64Bits) {
+  const auto verdict = [this](const char* seed) {
+    return OverHttp("/v1/completions",
+                    absl::StrCat(R"({"model":"tiny","prompt":[5],"seed":)", seed, "}"));
+  };
+  for (const char* seed : {"0", "-1", "2147483648", "9223372036854775808", "18446744073709551615",
+                           "-9223372036854775808", "null"}) {
+    EXPECT_EQ(verdict(seed).status, 200) << seed;
+  }
+  for (const char* seed : {"18446744073709551616", "-9223372036854775809", "1.5", "NaN", "Infinity",
+                           "1e400", R"("1")", "[1]"}) {
+    EXPECT_EQ(verdict(seed).status, 400) << seed;
+    EXPECT_EQ(verdict(seed).field, "seed") << seed;
+  }
+}
+
+// Sets a field to a value, if its type has it, and returns the value that it then has.
+std::optional<double> SetNumber(const std::string& path, double value,
+                                v1::GenerateRequest* request) {
+  google::protobuf::Message* message = request;
+  std::string name = path;
+  if (const auto dot = path.find('.'); dot != path.npos) {
+    const auto* outer = message->GetDescriptor()->FindFieldByName(path.substr(0, dot));
+    message = message->GetReflection()->MutableMessage(message, outer);
+    name = path.substr(dot + 1);
+  }
+  const auto* field = message->GetDescriptor()->FindFieldByName(name);
+  const auto* access = message->GetReflection();
+  switch (field->cpp_type()) {
+    case google::protobuf::FieldDescriptor::CPPTYPE_FLOAT:
+      access->SetFloat(message, field, static_cast<float>(value));
+      return static_cast<float>(value);
+    case google::protobuf::FieldDescriptor::CPPTYPE_INT32:
+      if (!(value >= -2147483648.0 && value <= 2147483647.0)) return std::nullopt;
+      access->SetInt32(message, field, static_cast<std::int32_t>(value));
+      return value;
+    case google::protobuf::FieldDescriptor::CPPTYPE_UINT32:
+      if (!(value >= 0 && value <= 4294967295.0)) return std::nullopt;
+      access->SetUInt32(message, field, static_cast<std::uint32_t>(value));
+      return value;
+    default:
+      ADD_FAILURE() << path << " has another type";
+      return std::nullopt;
+  }
+}
+
+TEST_F(FrontendsTest, EveryNumberOverGrpcIsServedOrRefusedByName) {
+  const EngineDescription engine = *engine_.Describe();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  int set = 0;
+  for (const Parameter& row : kParameters) {
+    if (!IsNumber(row) || row.grpc.empty()) continue;
+    const NumberField field = FieldOf(row, engine);
+    for (const double value :
+         {field.low - 1, field.low, field.high, field.high + 1, 0.0, -1.0, 2147483647.0,
+          2147483648.0, 4294967295.0, 9223372036854775808.0, kInfinity, -kInfinity, 1e38,
+          std::numeric_limits<double>::quiet_NaN()}) {
+      v1::GenerateRequest request;
+      request.set_model("tiny");
+      request.mutable_token_ids()->add_ids(5);
+      if (row.name != "max_tokens") request.set_max_tokens(16);
+      const std::optional<double> has = SetNumber(std::string(row.grpc), value, &request);
+      if (!has.has_value()) continue;  // the type does not have it
+      ++set;
+      const Verdict verdict = OverGrpc(request);
+      EXPECT_EQ(verdict.status, Takes(field, *has) ? 200 : 400)
+          << request.ShortDebugString() << verdict.message;
+      const std::string refused = *has == field.high + 1 && field.beyond_high != field.name
+                                      ? "prompt"
+                                      : std::string(row.grpc);
+      EXPECT_EQ(verdict.field, Takes(field, *has) ? "" : refused)
+          << request.ShortDebugString() << verdict.message;
+    }
+  }
+  EXPECT_GT(set, 200);
 }
 
 TEST_F(FrontendsTest, EveryParameterOfTheSamplerReachesTheEngine) {
