@@ -22,7 +22,6 @@ constexpr char kAccept[] = "_Z12grpc_accept4iP21grpc_resolved_addressii";
 // are not for gRPC at all. They are as many as cli/frontends.cc leaves for all that is not HTTP,
 // less those that files and HTTP's own reserve need.
 constexpr std::uint64_t kShort = 192, kGone = 64;
-constexpr std::size_t kMostRemembered = 1 << 16;
 
 std::uint64_t Without(std::uint64_t limit, std::uint64_t reserve) {
   return limit - std::min(reserve, limit * reserve / 1024);
@@ -52,7 +51,7 @@ int AcceptGuard::Accept(absl::FunctionRef<int()> accept) {
     const bool is_short = number >= Without(limit, kShort);
     if (!is_short) spare_.Refill();  // another thread may have taken what it was refilled from
     absl::MutexLock lock(&mu_);
-    if (is_short) CloseOldestSilent();
+    if (is_short || accepted_.size() >= most_silent_) CloseOldestSilent();
     Remember(fd);
     return fd;
   }
@@ -84,10 +83,7 @@ bool AcceptGuard::IsSilent(const Accepted& one) {
 
 void AcceptGuard::Remember(int fd) {
   // Most connections have sent bytes before the next one comes, so the list stays short.
-  while (!accepted_.empty() &&
-         (accepted_.size() >= kMostRemembered || !IsSilent(accepted_.front()))) {
-    accepted_.pop_front();
-  }
+  while (!accepted_.empty() && !IsSilent(accepted_.front())) accepted_.pop_front();
   Accepted one{.fd = fd, .peer = {}, .peer_bytes = sizeof(sockaddr_storage)};
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&one.peer), &one.peer_bytes) == 0) {
     accepted_.push_back(one);

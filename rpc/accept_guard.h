@@ -4,12 +4,13 @@
 // listeners fails because no descriptor is left, that listener never accepts again. So this
 // library interposes the function by which gRPC accepts, through the dynamic linker, and calls
 // gRPC's own from it. While descriptors are short, a new connection takes the place of the one
-// that has been silent for longest. When almost none is left, a new connection is closed at
-// once, and gRPC is told that no connection waits.
+// that has been silent for longest; and so it does when very many are silent. When almost none is
+// left, a new connection is closed at once, and gRPC is told that no connection waits.
 #pragma once
 
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 
@@ -20,8 +21,14 @@
 
 namespace flotilla::rpc {
 
+// The most connections that may be silent, each of which costs gRPC 15 KiB. A client sends its
+// first bytes at once, so who is silent while so many others come is none.
+inline constexpr std::size_t kMostSilent = 4096;
+
 class AcceptGuard {
  public:
+  explicit AcceptGuard(std::size_t most_silent = kMostSilent) : most_silent_(most_silent) {}
+
   // The descriptor of a connection that `accept` takes, or -1 with errno, which never says that
   // the process has no descriptors. May be called on any thread.
   int Accept(absl::FunctionRef<int()> accept) ABSL_LOCKS_EXCLUDED(mu_);
@@ -43,6 +50,7 @@ class AcceptGuard {
   void Remember(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseOldestSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const std::size_t most_silent_;
   absl::Mutex mu_;
   SpareDescriptors spare_{1};
   std::deque<Accepted> accepted_ ABSL_GUARDED_BY(mu_);  // may still be silent; oldest first

@@ -87,6 +87,7 @@ void Connection::Close() {
   if (probe_timer_.has_value()) probe_timer_->cancel();
   reader_.reset();
   socket_.Close();
+  CountOutput();
   // The exchange may be the caller, so it is not destroyed here.
   boost::asio::post(socket_.get_executor(), [self] {
     self->exchange_.reset();
@@ -139,8 +140,8 @@ void Connection::OnHandshake(PeerSocket::Handshake result) {
 void Connection::Read() {
   if (reading_ || input_ended_ || state_ == State::kClosed) return;
   reading_ = true;
-  socket_.Read(boost::asio::buffer(chunk_),
-               [self = shared_from_this()](const error_code& error, std::size_t bytes) {
+  socket_.Read(owner_->chunk(),
+               [self = shared_from_this()](const error_code& error, std::string_view bytes) {
                  self->reading_ = false;
                  if (self->state_ != State::kClosed) {
                    self->Guarded([&] { self->OnRead(error, bytes); });
@@ -148,11 +149,11 @@ void Connection::Read() {
                });
 }
 
-void Connection::OnRead(const error_code& error, std::size_t bytes) {
+void Connection::OnRead(const error_code& error, std::string_view bytes) {
   if (error == boost::asio::error::eof) return OnInputEnd();
   if (error) return Close();
   if (state_ == State::kLingering) return Read();
-  input_.append(chunk_.data(), bytes);
+  input_ += bytes;
   if (state_ != State::kServing && state_ != State::kFlushing) return Parse();
   if (input_.size() < owner_->limits().pipelined_bytes) Read();
 }
@@ -385,6 +386,7 @@ void Connection::Fail() {
 }
 
 void Connection::ScheduleFlush() {
+  CountOutput();
   WatchOutput();
   if (std::exchange(flush_scheduled_, true)) return;
   boost::asio::post(socket_.get_executor(), [self = shared_from_this()] {
@@ -428,6 +430,7 @@ void Connection::OnWrite(const error_code& error, std::size_t bytes) {
   if (state_ == State::kClosed) return;
   if (error) return Close();
   written_ += bytes;
+  taken_bytes_ += bytes;
   if (written_ < writing_.size()) {
     if (bytes > 0) WatchOutput();
     socket_.Write(boost::asio::buffer(writing_.data() + written_, writing_.size() - written_),
@@ -438,6 +441,7 @@ void Connection::OnWrite(const error_code& error, std::size_t bytes) {
   }
   writing_.clear();
   written_ = 0;
+  CountOutput();
   WatchOutput();
   Flush();
 }
@@ -483,6 +487,25 @@ void Connection::WatchOutput() {
   if (write_watched_ && !(complete && !over)) return;
   write_watched_ = true;
   SetDeadline(owner_->limits().write_timeout);
+}
+
+void Connection::CountOutput() {
+  const std::size_t before = counted_;
+  counted_ = state_ == State::kClosed ? 0 : pending_.size() + body_.size() + writing_.size();
+  if (before == 0 && counted_ > 0) {
+    unsent_since_ = std::chrono::steady_clock::now();
+    taken_bytes_ = 0;
+  }
+  if (counted_ == before) return;
+  owner_->OnUnsent(static_cast<std::int64_t>(counted_) - static_cast<std::int64_t>(before));
+}
+
+bool Connection::TakesSlowly() const {
+  const HttpLimits& limits = owner_->limits();
+  const absl::Duration elapsed = absl::FromChrono(std::chrono::steady_clock::now() - unsent_since_);
+  return counted_ > 0 && elapsed >= limits.slow_output &&
+         static_cast<double>(taken_bytes_) <
+             absl::ToDoubleSeconds(elapsed) * limits.slow_output_bytes_per_second;
 }
 
 void Connection::SetDeadline(absl::Duration timeout) {

@@ -12,7 +12,6 @@
 // request's head.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +21,7 @@
 #include <string>
 #include <string_view>
 
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/intrusive/list.hpp>
@@ -47,6 +47,10 @@ class ConnectionOwner {
   // Cuts off the slowest body that holds memory of the budget. False: none is slow, or the
   // slowest is that of `asking`.
   virtual bool MakeRoomForBody(const class Connection* asking) = 0;
+  // What a read goes into, which is used up before the next one.
+  virtual boost::asio::mutable_buffer chunk() = 0;
+  // A connection holds so many bytes more that are not sent. May close slow connections.
+  virtual void OnUnsent(std::int64_t change) = 0;
   // See HttpServerOptions::tenant_header.
   virtual const std::string& tenant_header() const = 0;
   // True: finish the running request, then close.
@@ -81,6 +85,10 @@ class Connection final : public HttpReply,
   // Answers 408 and closes, because the slow body holds memory that others need.
   void RefuseSlowBody();
   bool holds_body_memory() const { return reader_.has_value() && reader_->charged(); }
+  // Bytes that it holds of answers.
+  std::size_t unsent_bytes() const { return counted_; }
+  // Whether its peer has taken them slowly, as HttpLimits says, and for some time.
+  bool TakesSlowly() const;
   // Since when it has been in the list of ConnectionLists that it is in.
   std::chrono::steady_clock::time_point since() const { return since_; }
 
@@ -120,7 +128,7 @@ class Connection final : public HttpReply,
   void ShakeHands();
   void OnHandshake(PeerSocket::Handshake result);
   void Read();
-  void OnRead(const boost::system::error_code& error, std::size_t bytes);
+  void OnRead(const boost::system::error_code& error, std::string_view bytes);
   void Parse();
   // False: the request was refused, and its body is not read.
   bool OnHead();
@@ -142,6 +150,8 @@ class Connection final : public HttpReply,
 
   std::size_t unsent() const { return pending_.size() + body_.size() + writing_.size() - written_; }
   void WatchOutput();
+  // Tells the owner what is held of answers.
+  void CountOutput();
   void SetDeadline(absl::Duration timeout);
   void ClearDeadline();
 
@@ -153,10 +163,9 @@ class Connection final : public HttpReply,
 
   State state_ = State::kIdle;
   std::chrono::steady_clock::time_point since_;
-  bool reading_ = false;      // a read into chunk_ is pending
+  bool reading_ = false;      // a read is pending
   bool input_ended_ = false;  // the peer has closed its sending side
-  std::array<char, 8192> chunk_;
-  std::string input_;  // read and not yet parsed
+  std::string input_;         // read and not yet parsed
   std::optional<RequestReader> reader_;
   HttpRequest request_;  // as the head says, until it is whole
 
@@ -175,6 +184,9 @@ class Connection final : public HttpReply,
   std::string body_;         // streamed text, not yet framed as a chunk
   std::string writing_;      // the write in flight
   std::size_t written_ = 0;  // of writing_
+  std::size_t counted_ = 0;  // bytes of all three, as the owner knows them
+  std::chrono::steady_clock::time_point unsent_since_;  // when they began to be more than 0
+  std::size_t taken_bytes_ = 0;                         // by the peer, since then
   bool flush_scheduled_ = false;
   bool write_watched_ = false;  // the deadline is one for output
 };

@@ -67,32 +67,40 @@ void PeerSocket::Continue(std::function<void(Handshake)> done) {
   });
 }
 
-void PeerSocket::ReadTls(asio::mutable_buffer into, OnBytes handler) {
-  if (tls_->HasInput()) {
+void PeerSocket::Read(asio::mutable_buffer into, OnInput handler) {
+  if (tls_ != nullptr && tls_->HasInput()) {
     asio::post(get_executor(), [this, into, handler = std::move(handler)]() mutable {
-      if (!socket_.is_open()) return handler(asio::error::operation_aborted, 0);
+      if (!socket_.is_open()) return handler(asio::error::operation_aborted, {});
       TryRead(into, std::move(handler));
     });
     return;
   }
   WaitFor(Result::kNeedsInput, [this, into, handler = std::move(handler)](const Error& e) mutable {
-    if (e) return handler(e, 0);
+    if (e) return handler(e, {});
     TryRead(into, std::move(handler));
   });
 }
 
-void PeerSocket::TryRead(asio::mutable_buffer into, OnBytes handler) {
-  const auto [result, bytes] = tls_->Read(static_cast<char*>(into.data()), into.size());
-  if (result == Result::kDone) return handler({}, bytes);
-  if (result == Result::kEnd) return handler(asio::error::eof, 0);
-  if (result == Result::kFailed) return handler(asio::error::connection_reset, 0);
+void PeerSocket::TryRead(asio::mutable_buffer into, OnInput handler) {
+  const auto [result, bytes] = Receive(into);
+  if (result == Result::kDone) return handler({}, {static_cast<const char*>(into.data()), bytes});
+  if (result == Result::kEnd) return handler(asio::error::eof, {});
+  if (result == Result::kFailed) return handler(asio::error::connection_reset, {});
   WaitFor(result, [this, into, handler = std::move(handler)](const Error& error) mutable {
-    if (error) return handler(error, 0);
+    if (error) return handler(error, {});
     TryRead(into, std::move(handler));
   });
 }
 
-void PeerSocket::WriteTls(asio::const_buffer from, OnBytes handler) {
+TlsSession::Transfer PeerSocket::Receive(asio::mutable_buffer into) {
+  if (tls_ != nullptr) return tls_->Read(static_cast<char*>(into.data()), into.size());
+  const ssize_t bytes = recv(socket_.native_handle(), into.data(), into.size(), MSG_DONTWAIT);
+  if (bytes > 0) return {.result = Result::kDone, .bytes = static_cast<std::size_t>(bytes)};
+  if (bytes == 0) return {.result = Result::kEnd};
+  return {.result = errno == EAGAIN || errno == EINTR ? Result::kNeedsInput : Result::kFailed};
+}
+
+void PeerSocket::WriteTls(asio::const_buffer from, OnOutput handler) {
   const auto [result, bytes] = tls_->Write(static_cast<const char*>(from.data()), from.size());
   if (result == Result::kNeedsInput || result == Result::kNeedsOutput) {
     WaitFor(result, [this, from, handler = std::move(handler)](const Error& error) mutable {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include <boost/asio/buffer.hpp>
@@ -20,8 +21,10 @@ class PeerSocket {
  public:
   using Error = boost::system::error_code;
   using Socket = boost::asio::ip::tcp::socket;
-  // Error and the number of bytes. EOF: the peer sends nothing more, but may still read.
-  using OnBytes = std::function<void(const Error&, std::size_t)>;
+  // Error and what was read. EOF: the peer sends nothing more, but may still read.
+  using OnInput = std::function<void(const Error&, std::string_view)>;
+  // Error and the number of bytes that were written.
+  using OnOutput = std::function<void(const Error&, std::size_t)>;
   enum class Handshake : std::uint8_t {
     kDone,
     kPlaintext,  // the peer does not speak TLS: its bytes are still to be read, without TLS
@@ -40,12 +43,9 @@ class PeerSocket {
 
   void ShakeHands(std::function<void(Handshake)> done);
 
-  template <class Handler>  // as OnBytes
-  void Read(boost::asio::mutable_buffer into, Handler handler) {
-    if (tls_ != nullptr) return ReadTls(into, std::move(handler));
-    socket_.async_read_some(into, std::move(handler));
-  }
-  template <class Handler>  // as OnBytes
+  // `into` is written to right before the handler is called, so many sockets may share it.
+  void Read(boost::asio::mutable_buffer into, OnInput handler);
+  template <class Handler>  // as OnOutput
   void Write(boost::asio::const_buffer from, Handler handler) {
     if (tls_ != nullptr) return WriteTls(from, std::move(handler));
     socket_.async_write_some(from, std::move(handler));
@@ -66,9 +66,9 @@ class PeerSocket {
   template <class Work>
   void WaitFor(TlsSession::Result result, Work work);
   void Continue(std::function<void(Handshake)> done);
-  void ReadTls(boost::asio::mutable_buffer into, OnBytes handler);
-  void TryRead(boost::asio::mutable_buffer into, OnBytes handler);
-  void WriteTls(boost::asio::const_buffer from, OnBytes handler);
+  void TryRead(boost::asio::mutable_buffer into, OnInput handler);
+  TlsSession::Transfer Receive(boost::asio::mutable_buffer into);
+  void WriteTls(boost::asio::const_buffer from, OnOutput handler);
 
   Socket socket_;
   std::unique_ptr<TlsSession> tls_;

@@ -1,6 +1,7 @@
 #include "router/http/server.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -50,6 +52,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
         ErrorJson(absl::UnavailableError("too many connections"));
     std::atomic<std::uint32_t> connections = 0;
     MemoryBudget body_memory;
+    std::atomic<std::int64_t> unsent_bytes = 0;
     // Called when a connection has closed, on its thread.
     std::function<void()> on_closed;
   };
@@ -145,6 +148,19 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     }
     return false;
   }
+  boost::asio::mutable_buffer chunk() override { return asio::buffer(chunk_); }
+  void OnUnsent(std::int64_t change) override {
+    shared_.unsent_bytes += change;
+    while (change > 0 && UnsentIsTooMuch()) {
+      Connection* worst = nullptr;
+      for (const auto& one : connections_) {
+        if (!one->TakesSlowly()) continue;
+        if (worst == nullptr || one->unsent_bytes() > worst->unsent_bytes()) worst = one.get();
+      }
+      if (worst == nullptr) return;
+      worst->Close();
+    }
+  }
   bool stopping() const override { return stopping_; }
   std::string NewRequestId() override {
     return absl::StrCat("req-", absl::Hex(request_ids_(), absl::kZeroPad16));
@@ -174,6 +190,9 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
     return std::chrono::steady_clock::now() - connection.since() >=
            absl::ToChronoNanoseconds(options_.limits.slow_body);
   }
+  bool UnsentIsTooMuch() const {
+    return shared_.unsent_bytes > static_cast<std::int64_t>(options_.output_memory_bytes);
+  }
   template <class Visit>
   void ForAll(Visit visit) {
     const std::vector<std::shared_ptr<Connection>> all(connections_.begin(), connections_.end());
@@ -192,6 +211,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   std::unique_ptr<HttpHandler> handler_;
   std::unordered_set<std::shared_ptr<Connection>> connections_;
   ConnectionLists lists_;
+  std::array<char, 8192> chunk_;
   bool stopping_ = false;
   std::function<void()> drained_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;

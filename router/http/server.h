@@ -38,6 +38,10 @@ struct HttpLimits {
   // A body that takes longer may be cut off in favour of others when the memory for bodies is
   // used up, or when there are as many connections as allowed.
   absl::Duration slow_body = absl::Seconds(1);
+  // A peer that has not taken all output for so long, and takes it more slowly than at this rate,
+  // may be cut off in favour of others when the memory for answers is used up.
+  absl::Duration slow_output = absl::Seconds(1);
+  double slow_output_bytes_per_second = 1 << 20;
   // The time from when a peer has closed its sending side until an interim answer probes
   // whether it is still there. The next delay is ten times as long, and so on.
   absl::Duration probe_delay = absl::Milliseconds(250);
@@ -54,6 +58,9 @@ struct HttpServerOptions {
   // Memory for bodies that are being read, over all connections, beyond the first 8 KiB of
   // each. If it is spent, slow bodies are cut off; if that is not enough, the request gets 503.
   std::size_t body_memory_bytes = 32u << 20;
+  // Memory for answers that are not sent yet, over all connections. Beyond it, peers that take
+  // their answers slowly are cut off, the one that holds most first, and their requests cancelled.
+  std::size_t output_memory_bytes = 32u << 20;
   // Descriptors that are kept open as a reserve. They are closed to take connections when the
   // process has no others left.
   std::size_t spare_descriptors = 0;

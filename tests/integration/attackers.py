@@ -1,5 +1,5 @@
 """The base of the attackers in attacks_test.py. Each attacker is one kind of abuse
-(floods.py, request_floods.py).
+(floods.py, request_floods.py, rude_clients.py).
 
 An attack runs in a process of its own, which yields its CPU to everybody else. The attacker
 prepares its bytes before it begins, and states and keeps its rate. The rate is high enough to
@@ -41,7 +41,11 @@ class Attack:
     key_options = ""  # of the attacker's key, in the server's file
     descriptors = None  # the server's limit, if not the usual one
     unread_log = False  # nobody reads the server's standard error, a pipe of 4 KiB
+    # Whether clients that behave send the same in the windows without the attack. `polite` then says
+    # which of the two begin and run are to be.
+    twin = polite = False
     # What the test checks.
+    memory_mib = 64  # the most by which a process grows
     marks = ()  # code points that the log must not hold
 
     def prepare(self, ports):
@@ -57,16 +61,18 @@ class Attack:
         return type(self).__name__
 
 
-def perform(attack, ports, seconds, pipe):
-    """The body of the attacker's process: waits for a command, begins and reports it, attacks,
-    and sends its counts. It repeats this until no command comes."""
+def perform(attack, ports, pipe):
+    """The body of the attacker's process: waits for a command (whether to be polite, and for how
+    long), begins and reports it, attacks, and sends its counts. It repeats this until no command
+    comes."""
     os.nice(10)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attack.prepare(ports)
     pipe.send("ready")
-    while pipe.recv():
+    while command := pipe.recv():
+        attack.polite, seconds = command
         attack.begin(ports)
         pipe.send("begun")
         pipe.send(attack.run(ports, time.monotonic() + seconds))

@@ -27,6 +27,7 @@ import pytest
 import attackers
 import floods
 import request_floods
+import rude_clients
 from flotilla_server import LONG, SANITIZED, Fleet, Server, wait_until
 from security_files import new_secret, write
 from steady_streams import STREAMS, SteadyStreams, Window
@@ -37,7 +38,6 @@ ROUNDS = 3
 SECONDS = float(os.environ.get("FLOTILLA_ATTACK_SECONDS", 20 if LONG else 1.5))  # of an attack
 QUIET_SECONDS = SECONDS / 2 if LONG else SECONDS
 MIB = 1 << 20
-MEMORY_BYTES = 64 * MIB
 # The limits on a machine that does nothing else, and those on a busy machine, whose other work
 # comes and goes between two windows.
 P99_RATIO, P99_SLACK_S = (1.2, 0.0) if LONG else (2.0, 0.02)
@@ -48,7 +48,7 @@ SERVER = ["--threads", "1", "--kv-blocks", "96", "--prefix-cache", "off"]
 MOST_GRPC_THREADS = 8 * os.cpu_count()
 F_SETPIPE_SZ = 1031
 NOTHING = Window([], [], [], [])
-ALL = [attack() for attack in floods.ALL + request_floods.ALL]
+ALL = [attack() for attack in floods.ALL + request_floods.ALL + rude_clients.ALL]
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ class Attacker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=attackers.perform, daemon=True,
-                                       args=(attack, ports, SECONDS, theirs))
+                                       args=(attack, ports, theirs))
         self.process.start()
         self.ready, self.counts = False, {}
 
@@ -101,9 +101,9 @@ class Attacker:
         self.ready = self.ready or self.receive(30) == "ready"
         assert self.ready
 
-    def begin(self):
+    def begin(self, seconds, polite=False):
         self.wait_ready()
-        self.pipe.send(True)
+        self.pipe.send((polite, seconds))
         assert self.receive(60) == "begun"
 
     def end(self):
@@ -173,12 +173,16 @@ def attacked(attack, server, attacker, memory):
         wait_until(lambda: streams.flowing(STREAMS * 16), "streams flow", 60)
         pairs = []
         for _ in range(ROUNDS):
+            if attack.twin:
+                attacker.begin(QUIET_SECONDS, polite=True)
             begun = time.monotonic()
             time.sleep(QUIET_SECONDS)  # the length of the quiet window
             quiet_ended = time.monotonic()
+            if attack.twin:
+                attacker.receive(QUIET_SECONDS + 60)  # the counts
             if not pairs:
                 memory.begin()
-            attacker.begin()
+            attacker.begin(SECONDS)
             attacker_begun = time.monotonic()
             time.sleep(SECONDS / 2)
             if attack.descriptors:
@@ -234,7 +238,7 @@ def test_nobody_notices(attack, tmp_path, record_property):
         wait_until(lambda: used_blocks(server) == 0, "no block is used")
         assert not disturbed.failures, f"{disturbed.failures[:3]} {summary}"
         for before, peak in zip(memory.before, most):
-            assert peak - before <= MEMORY_BYTES, summary
+            assert peak - before <= attack.memory_mib * MIB, summary
         found = complaints(quiet, disturbed)
         assert not found, f"{found} {summary}"
         wait_as_before(server, threads + descriptors)

@@ -119,6 +119,32 @@ TEST_F(HttpTest, PathsWithoutABodyAreRefusedOneBeforeItIsRead) {
   EXPECT_EQ(client.Call("GET", "/health").status, 200);
 }
 
+TEST_F(HttpTest, AnswersThatNobodyReadsAreBoundedTogether) {
+  Fixture setup;
+  setup.http.output_memory_bytes = 5 * kMiB / 2;  // two answers that are held and one that is read
+  setup.http.limits.slow_output = absl::Milliseconds(1);
+  setup.http.limits.slow_output_bytes_per_second = 64 << 10;
+  setup.http.limits.socket_send_bytes = 4096;
+  Serve(setup);
+  std::string ids = "1";
+  for (int i = 0; i < 60'000; ++i) ids += ",1";
+  const std::string body = R"({"model":"m","tokens":[)" + ids + "]}";
+  HttpResponse read = Post("/detokenize", body);
+  ASSERT_EQ(read.status, 200);
+  EXPECT_GT(read.body.size(), 2 * kMiB / 3);
+  std::vector<std::unique_ptr<HttpClient>> holding;
+  for (int i = 0; i < 6; ++i) {
+    holding.push_back(std::make_unique<HttpClient>(port_, 4096));
+    holding.back()->SendRequest("POST", "/detokenize", body);
+    holding.back()->ReadUntil("200 OK");  // the answer is there, and is not read
+    EXPECT_EQ(Post("/detokenize", body).body, read.body) << "who reads is not cut off";
+  }
+  int cut = 0;
+  for (const auto& one : holding) cut += one->ReadUntil("\"}") ? 0 : 1;  // the end of the answer
+  EXPECT_GE(cut, 3);
+  EXPECT_LT(cut, 6);
+}
+
 TEST_F(HttpTest, BodiesThatAreHeldAreBoundedTogether) {
   Serve();
   const std::string part(3 * kMiB, 'x');

@@ -44,8 +44,9 @@ class AcceptGuardTest : public ::testing::Test {
     EXPECT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
     return client;
   }
-  int Accept() {
-    return guard_.Accept([&] { return accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK); });
+  int Accept() { return AcceptBy(guard_); }
+  int AcceptBy(AcceptGuard& guard) {
+    return guard.Accept([&] { return accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK); });
   }
   // Descriptors of no matter what, until the next one has this number.
   void FillUpTo(int number) {
@@ -90,6 +91,22 @@ TEST_F(AcceptGuardTest, TheOldestSilentOneGivesWayWhenDescriptorsAreShort) {
   ASSERT_TRUE(accepted.back().ok());
   EXPECT_TRUE(Ended(clients[3]));
   EXPECT_FALSE(Ended(clients[4]));
+}
+
+TEST_F(AcceptGuardTest, NoMoreThanSoManyAreSilent) {
+  AcceptGuard guard(3);
+  std::vector<UniqueFd> clients, accepted;
+  for (int i = 0; i < 6; ++i) {
+    clients.push_back(Connect());
+    accepted.emplace_back(AcceptBy(guard));
+    ASSERT_TRUE(accepted.back().ok());
+    if (i != 1) continue;
+    EXPECT_EQ(send(clients[1].get(), "x", 1, 0), 1);
+    pollfd second{.fd = accepted[1].get(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&second, 1, 10'000), 1);
+  }
+  const std::vector<bool> ended = {true, false, true, false, false, false};
+  for (std::size_t i = 0; i < clients.size(); ++i) EXPECT_EQ(Ended(clients[i]), ended[i]) << i;
 }
 
 TEST_F(AcceptGuardTest, NobodyTakesTheLastDescriptors) {
