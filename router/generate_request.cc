@@ -81,6 +81,21 @@ double MaxOf(const Range& range, const Bounds& bounds) {
   return range.high;
 }
 
+// The bounds of a list of strings, and what one of them is.
+struct StringsBound {
+  std::size_t most, most_bytes;
+  std::string_view what;
+};
+StringsBound BoundOf(const Parameter& row, const RequestLimits& limits) {
+  if (row.name == ParameterNamed("stop").name) {
+    return {limits.max_stop_strings, limits.max_stop_bytes, "a stop string"};
+  }
+  if (row.name == ParameterNamed("bad_words").name) {
+    return {limits.max_bad_words, limits.max_stop_bytes, "a bad word"};
+  }
+  return {limits.max_dry_breakers, limits.max_dry_breaker_bytes, "a breaker"};
+}
+
 // The first group of overloads checks the size of a list or text, the second one the value of a
 // parameter, its size included.
 template <class T>
@@ -92,11 +107,10 @@ absl::Status CheckSize(const Parameter& row, const std::string& text, const Requ
 }
 absl::Status CheckSize(const Parameter& row, const std::vector<std::string>& strings,
                        const RequestLimits& limits) {
-  const bool stops = row.name == ParameterNamed("stop").name;
-  const std::size_t most = stops ? limits.max_stop_strings : limits.max_bad_words;
+  const auto& [most, most_bytes, what] = BoundOf(row, limits);
   if (auto s = CheckCount(row.name, strings.size(), "strings", most); !s.ok()) return s;
   for (const std::string& each : strings) {
-    if (auto s = CheckBytes(row.name, each, limits.max_stop_bytes); !s.ok()) return s;
+    if (auto s = CheckBytes(row.name, each, most_bytes); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -148,9 +162,7 @@ absl::Status CheckValue(const Parameter& row, const std::vector<std::string>& st
   if (auto s = CheckSize(row, strings, bounds.limits); !s.ok()) return s;
   for (const std::string& each : strings) {
     if (each.empty()) {
-      const bool stops = row.name == ParameterNamed("stop").name;
-      return InvalidField(
-          row.name, stops ? "a stop string must not be empty" : "a bad word must not be empty");
+      return InvalidField(row.name, Cat(BoundOf(row, bounds.limits).what, " must not be empty"));
     }
     if (!IsValidUtf8(each)) return InvalidField(row.name, Cat(row.name, " is not valid UTF-8"));
   }

@@ -57,6 +57,8 @@ struct RequestLimits {
   std::size_t max_stop_strings = 16;
   std::size_t max_bad_words = 64;
   std::size_t max_stop_bytes = 256;  // of one stop string or bad word
+  std::size_t max_dry_breakers = 16;
+  std::size_t max_dry_breaker_bytes = 40;  // of one, as in llama.cpp
   std::size_t max_stop_tokens = 64;
   // No model has a longer name. The error for a longer one does not list the models served.
   std::size_t max_model_bytes = 1024;

@@ -163,6 +163,7 @@ void GenerationImpl::OnEncoded(absl::StatusOr<Encoded> encoded) {
   MakeParsers(encoded->in_reasoning);
   request_.prompt = std::move(encoded->prompt);
   request_.sampling.bad_words = std::move(encoded->bad_words);
+  request_.sampling.dry_breakers = std::move(encoded->dry_breakers);
   if (encoded->constraint) request_.sampling.constraint = std::move(encoded->constraint);
   tracker_.emplace(std::move(request_), environment_.max_attempts);
   listener_->OnPrompt({tracker_->request().prompt});

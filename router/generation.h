@@ -71,6 +71,7 @@ class GenerationImpl final : public Generation {
   struct Encoded {
     std::vector<TokenId> prompt;
     std::vector<std::vector<TokenId>> bad_words;
+    DryBreakers dry_breakers = {};
     bool in_reasoning = false;   // the prompt ends with the begin of thoughts
     Constraint constraint = {};  // that has the model call a tool
   };

@@ -14,6 +14,7 @@
 #include "common/types/text.h"
 #include "model/text/tokenizer.h"
 #include "router/chat_prompt.h"
+#include "router/encoder.h"
 #include "router/generation.h"
 #include "router/io_loop_state.h"
 #include "router/model_name.h"
@@ -21,29 +22,6 @@
 
 namespace flotilla::router {
 namespace {
-
-using Input = std::variant<std::string, Conversation>;
-
-// The cost of a conversation's turn in the template, besides its text, as the number of bytes
-// that take as long to encode.
-constexpr std::size_t kTurnBytes = 64;
-
-// The bytes that this input counts in the pool's queue.
-std::size_t InputBytes(const Input& input) {
-  if (const auto* text = std::get_if<std::string>(&input)) return text->size();
-  const auto& conversation = std::get<Conversation>(input);
-  std::size_t bytes = conversation.documents.size() + conversation.template_kwargs.size();
-  for (const Tool& tool : conversation.tools) {
-    bytes += kTurnBytes + tool.name.size() + tool.description.size() + tool.parameters.size();
-  }
-  for (const ChatTurn& turn : conversation.turns) {
-    bytes += kTurnBytes + turn.role.size() + turn.content.size() + turn.reasoning_content.size();
-    for (const ToolCall& call : turn.tool_calls) {
-      bytes += kTurnBytes + call.name.size() + call.arguments.size();
-    }
-  }
-  return bytes;
-}
 
 // FNV-1a over both labels, the first closed by its length, then the finaliser
 // of SplitMix64. Stable across processes and builds.
@@ -59,86 +37,6 @@ std::uint64_t SeedOf(std::string_view tenant, std::string_view request_id) {
   h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
   return h ^ (h >> 31);
 }
-
-// Encodes and renders templates on the pool. An error here is the input's fault, whichever
-// bound it hit.
-class Encoder {
- public:
-  explicit Encoder(ChatPrompt::Parts parts)
-      : tokenizer_(parts.tokenizer), chat_prompt_(std::move(parts)) {}
-
-  const ChatPrompt& chat_prompt() const { return chat_prompt_; }
-
-  // The tokens of each word at the begin of a text and those behind a space, without the spaces
-  // that it begins with.
-  absl::StatusOr<std::vector<std::vector<TokenId>>> EncodeBadWords(
-      const std::vector<std::string>& words) const {
-    std::vector<std::vector<TokenId>> encoded;
-    const model::EncodeOptions options{.parse_special = false,
-                                       .add_special = false,
-                                       .max_tokens = SamplingParams::kMaxBadWordTokens};
-    for (const std::string& word : words) {
-      const std::size_t begin = word.find_first_not_of(" \t\n\r\f\v");
-      const std::string text = begin == std::string::npos ? word : word.substr(begin);
-      auto alone = tokenizer_->Encode(text, options);
-      auto spaced = tokenizer_->Encode(Cat(" ", text), options);
-      for (const auto* tokens : {&alone, &spaced}) {
-        if (absl::IsOutOfRange(tokens->status())) {
-          return InvalidField("bad_words",
-                              Cat("a bad word has more than ", options.max_tokens, " tokens"));
-        }
-        if (!tokens->ok()) {
-          return InvalidField("bad_words", std::string(tokens->status().message()));
-        }
-      }
-      if (alone->empty()) return InvalidField("bad_words", "a bad word has no tokens");
-      const bool differ = *spaced != *alone;
-      encoded.push_back(*std::move(alone));
-      if (differ) encoded.push_back(*std::move(spaced));
-    }
-    return encoded;
-  }
-
-  // The tokens of a prompt, whether it ends with the begin of thoughts, and what has the model call
-  // a tool.
-  struct Prompt {
-    std::vector<TokenId> tokens;
-    bool in_reasoning = false;
-    Constraint constraint = {};
-  };
-  absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options) const {
-    if (const auto* text = std::get_if<std::string>(&input)) {
-      return Blame("prompt", tokenizer_->Encode(*text, options), options);
-    }
-    const auto& conversation = std::get<Conversation>(input);
-    const auto rendered = chat_prompt_.Render(conversation);
-    if (!rendered.ok()) return rendered.status();
-    auto constraint = chat_prompt_.ConstraintOf(conversation, rendered->in_reasoning);
-    if (!constraint.ok()) return constraint.status();
-    auto prompt = Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options,
-                        rendered->in_reasoning);
-    if (prompt.ok()) prompt->constraint = *std::move(constraint);
-    return prompt;
-  }
-
- private:
-  static absl::StatusOr<Prompt> Blame(std::string_view field,
-                                      absl::StatusOr<std::vector<TokenId>> encoded,
-                                      const model::EncodeOptions& options,
-                                      bool in_reasoning = false) {
-    if (encoded.ok()) return Prompt{*std::move(encoded), in_reasoning};
-    if (absl::IsOutOfRange(encoded.status())) {
-      return WithField(absl::OutOfRangeError(Cat("the prompt has more than ", options.max_tokens,
-                                                 " tokens; the model's context is ",
-                                                 options.max_tokens, " tokens")),
-                       "prompt", kContextLengthExceeded);
-    }
-    return InvalidField(field, std::string(encoded.status().message()));
-  }
-
-  const model::Tokenizer* tokenizer_;
-  const ChatPrompt chat_prompt_;
-};
 
 // A token may have a hundred bytes, so a text that is too long is refused before it is written.
 absl::StatusOr<std::string> Decode(const model::Tokenizer& tokenizer,
@@ -463,7 +361,9 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   }
   if (input.has_value()) bytes = InputBytes(*input);
   for (const std::string& word : api.bad_words) bytes += word.size();
-  if (!input.has_value() && api.bad_words.empty()) {
+  const bool uses_dry = *api.dry_multiplier > 0 && *api.dry_penalty_last_n != 0;
+  if (uses_dry) bytes += model.encoder.dry_breakers().Cost(api.dry_sequence_breakers);
+  if (!input.has_value() && api.bad_words.empty() && !uses_dry) {
     deliver(std::move(encoded));
     return generation;
   }
@@ -471,12 +371,19 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   const bool queued = pool_.TryRun(
       api.tenant, bytes,
       [&model, input = std::move(input), encoded = std::move(encoded),
-       bad_words = std::move(api.bad_words), deliver, add_special = api.add_special_tokens,
+       bad_words = std::move(api.bad_words), uses_dry,
+       breakers = std::move(api.dry_sequence_breakers), deliver,
+       add_special = api.add_special_tokens,
        max_tokens = cuts ? options_.limits.max_tokenized : limits.max_context, cuts]() mutable {
         deliver(OrNoMemory([&]() -> absl::StatusOr<Encoded> {
           auto words = model.encoder.EncodeBadWords(bad_words);
           if (!words.ok()) return words.status();
           encoded.bad_words = *std::move(words);
+          if (uses_dry) {
+            auto found = model.encoder.dry_breakers().Find(breakers);
+            if (!found.ok()) return found.status();
+            encoded.dry_breakers = *std::move(found);
+          }
           if (!input.has_value()) return std::move(encoded);
           auto prompt = model.encoder.Encode(
               *input,

@@ -39,6 +39,9 @@ struct RequestParameters {
   std::optional<double> typical_p;
   std::optional<double> xtc_probability, xtc_threshold;
   std::optional<double> frequency_penalty, presence_penalty, repetition_penalty;
+  std::optional<double> dry_multiplier, dry_base;
+  std::optional<std::int64_t> dry_allowed_length, dry_penalty_last_n;
+  std::vector<std::string> dry_sequence_breakers;           // empty: kDefaultDryBreakers
   std::vector<std::pair<std::int64_t, double>> logit_bias;  // by token id
   std::vector<std::int64_t> allowed_token_ids;              // empty: all
   std::vector<std::string> bad_words;                       // never in the output
@@ -81,6 +84,9 @@ struct RequestParameters {
   // Only so many tokens of the prompt are used, the last ones.
   std::optional<std::int64_t> truncate_prompt_tokens;
 };
+
+// llama.cpp's: DRY does not count across lines, names of speakers, speech and actions.
+inline constexpr std::string_view kDefaultDryBreakers[] = {"\n", ":", "\"", "*"};
 
 // An upper bound that is not a constant.
 enum class Limit : std::uint8_t {
@@ -168,6 +174,15 @@ inline constexpr Parameter kRows[] = {
      kSampling, &S::presence_penalty},
     {"repetition_penalty", "sampling.repetition_penalty", &R::repetition_penalty,
      {0.01f, 100}, 1, kSampling, &S::repetition_penalty},  // gRPC's 0.01 is a float
+    {"dry_multiplier", "sampling.dry_multiplier", &R::dry_multiplier, {0, 100}, 0, kSampling,
+     &S::dry_multiplier},
+    {"dry_base", "sampling.dry_base", &R::dry_base, {1, 100}, 1.75, kSampling, &S::dry_base},
+    {"dry_allowed_length", "sampling.dry_allowed_length", &R::dry_allowed_length, {0, 999999}, 2,
+     kSampling, &S::dry_allowed_length},
+    {"dry_penalty_last_n", "sampling.dry_penalty_last_n", &R::dry_penalty_last_n, {-1, 999999},
+     -1, kSampling, &S::dry_penalty_last_n},
+    {"dry_sequence_breakers", "sampling.dry_sequence_breakers", &R::dry_sequence_breakers, {}, {},
+     kSampling},
     {"logit_bias", "sampling.logit_bias", &R::logit_bias, {-S::kMaxBias, S::kMaxBias}, {},
      kSampling},
     {"allowed_token_ids", "sampling.allowed_token_ids", &R::allowed_token_ids, {}, {}, kSampling},

@@ -105,6 +105,7 @@ absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_s
   s.Update(CheckBias(sampling.logit_bias, vocab_size));
   s.Update(CheckAllowed(sampling.allowed_tokens, vocab_size));
   s.Update(CheckBadWords(sampling.bad_words, vocab_size));
+  s.Update(CheckDryBreakers(sampling.dry_breakers, vocab_size));
   s.Update(CheckConstraint(sampling.constraint));
   return s;
 }

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "common/types/constraint.h"
+#include "common/types/dry_breakers.h"
 #include "common/types/ids.h"
 
 namespace flotilla {
@@ -19,10 +20,10 @@ struct LogitBias {
 
 // How a token is drawn from a row of logits. First the logits are changed, in this order: tokens
 // that the constraint excludes, that are not allowed and the ends of bad words go, then come logit
-// bias, repetition, frequency and presence penalty. These depend only on the tokens before the row,
-// so an answer that is resumed goes on as it would have without a break. Then filters keep some
-// tokens, in this order: top-n-sigma, min-p, top-k, top-p, typical-p, XTC. One of the tokens that
-// are left is drawn at the temperature.
+// bias, repetition, frequency and presence penalty, and DRY. These depend only on the tokens before
+// the row, so an answer that is resumed goes on as it would have without a break. Then filters keep
+// some tokens, in this order: top-n-sigma, min-p, top-k, top-p, typical-p, XTC. One of the tokens
+// that are left is drawn at the temperature.
 struct SamplingParams {
   static constexpr float kMaxBias = 100;  // as low as -100
   static constexpr std::size_t kMaxBiases = 1024;
@@ -60,6 +61,18 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;
   // Subtracted once if the token is in the output.
   float presence_penalty = 0.0f;
+  // DRY, "don't repeat yourself" (p-e-w 2024,
+  // github.com/oobabooga/text-generation-webui/pull/5677), as in llama.cpp's llama_sampler_dry.
+  // Where the last n tokens of prompt and output are also in front of an earlier token, that
+  // token's logit is lowered by dry_multiplier * dry_base ^ (n - dry_allowed_length), if n is at
+  // least dry_allowed_length; of several places the longest counts. Tokens up to the last breaker
+  // do not count for n, and a token that is a breaker is not lowered. dry_multiplier 0: nothing is.
+  float dry_multiplier = 0.0f;
+  float dry_base = 1.75f;
+  std::int32_t dry_allowed_length = 2;
+  // Only so many tokens are looked at, the last ones; -1: all.
+  std::int32_t dry_penalty_last_n = -1;
+  DryBreakers dry_breakers;
   // Added to the logits. The tokens are ascending and unique.
   std::vector<LogitBias> logit_bias;
   // No other token is drawn; ascending and unique. Empty: any token may be drawn.

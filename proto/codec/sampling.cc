@@ -1,8 +1,10 @@
 #include "proto/codec/sampling.h"
 
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/types/parameters.h"
@@ -18,6 +20,56 @@ constexpr enums::EnumPair<v1::Constraint::Kind, Constraint::Kind> kKinds[] = {
     {v1::Constraint::GRAMMAR, Constraint::Kind::kGrammar},
     {v1::Constraint::STRUCTURAL_TAG, Constraint::Kind::kStructuralTag},
 };
+
+// Checks lists of tokens that are one column, and the number of tokens of each.
+absl::Status CheckLists(const std::string& field, const columns::Column<std::int32_t>& tokens,
+                        const columns::Column<std::uint32_t>& lengths) {
+  std::uint64_t count = 0;
+  for (const std::uint32_t length : lengths) count += length;
+  absl::Status s = columns::CheckRows(field, tokens.size(), count);
+  s.Update(columns::CheckTokens(field, tokens));
+  return s;
+}
+
+// The lists of columns that were checked.
+std::vector<std::vector<TokenId>> ReadLists(const columns::Column<std::int32_t>& tokens,
+                                            const columns::Column<std::uint32_t>& lengths) {
+  std::vector<std::vector<TokenId>> lists;
+  auto token = tokens.begin();
+  for (const std::uint32_t length : lengths) {
+    lists.emplace_back(token, token + length);
+    token += length;
+  }
+  return lists;
+}
+
+void AddLists(const std::vector<std::vector<TokenId>>& lists, columns::Column<std::int32_t>* tokens,
+              columns::Column<std::uint32_t>* lengths) {
+  for (const std::vector<TokenId>& list : lists) {
+    columns::AddTokens(list, tokens);
+    lengths->Add(static_cast<std::uint32_t>(list.size()));
+  }
+}
+
+void ToProto(const DryBreakers& breakers, v1::Sampling* proto) {
+  proto->mutable_dry_heads()->Assign(breakers.heads.begin(), breakers.heads.end());
+  proto->mutable_dry_tail_of_heads()->Assign(breakers.tail_of.begin(), breakers.tail_of.end());
+  AddLists(breakers.tails, proto->mutable_dry_tail_tokens(), proto->mutable_dry_tail_lengths());
+}
+
+absl::Status FromProto(absl::string_view field, const v1::Sampling& proto, DryBreakers& breakers) {
+  const std::string heads = absl::StrCat(field, ".dry_heads");
+  absl::Status s = columns::CheckTokens(heads, proto.dry_heads());
+  s.Update(columns::CheckRows(heads, proto.dry_heads_size(),
+                              static_cast<std::size_t>(proto.dry_tail_of_heads_size())));
+  s.Update(CheckLists(absl::StrCat(field, ".dry_tail_tokens"), proto.dry_tail_tokens(),
+                      proto.dry_tail_lengths()));
+  if (!s.ok()) return s;
+  breakers.heads.assign(proto.dry_heads().begin(), proto.dry_heads().end());
+  breakers.tail_of.assign(proto.dry_tail_of_heads().begin(), proto.dry_tail_of_heads().end());
+  breakers.tails = ReadLists(proto.dry_tail_tokens(), proto.dry_tail_lengths());
+  return absl::OkStatus();
+}
 
 // The field of a row. Every row of the sampler has one: tests/router/grpc/parameters_test.cc.
 const google::protobuf::FieldDescriptor* FieldOf(const Parameter& row) {
@@ -40,10 +92,8 @@ void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
     proto->add_biased_tokens(entry.token);
     proto->add_biases(entry.bias);
   }
-  for (const std::vector<TokenId>& word : sampling.bad_words) {
-    proto->mutable_bad_word_tokens()->Add(word.begin(), word.end());
-    proto->add_bad_word_lengths(static_cast<std::uint32_t>(word.size()));
-  }
+  AddLists(sampling.bad_words, proto->mutable_bad_word_tokens(), proto->mutable_bad_word_lengths());
+  ToProto(sampling.dry_breakers, proto);
   proto->mutable_allowed_tokens()->Assign(sampling.allowed_tokens.begin(),
                                           sampling.allowed_tokens.end());
   if (sampling.constraint) {
@@ -60,18 +110,17 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
   s.Update(columns::CheckTokens(tokens, proto.biased_tokens()));
   s.Update(columns::CheckTokens(absl::StrCat(field, ".allowed_tokens"), proto.allowed_tokens()));
   const std::string bad_words = absl::StrCat(field, ".bad_word_tokens");
-  std::uint64_t bad_word_tokens = 0;
   for (const std::uint32_t length : proto.bad_word_lengths()) {
-    bad_word_tokens += length;
     if (length == 0) s.Update(columns::Wrong(bad_words, "an empty word"));
   }
-  s.Update(columns::CheckRows(bad_words, proto.bad_word_tokens_size(), bad_word_tokens));
-  s.Update(columns::CheckTokens(bad_words, proto.bad_word_tokens()));
-  sampling = {.logit_bias = {},
+  s.Update(CheckLists(bad_words, proto.bad_word_tokens(), proto.bad_word_lengths()));
+  sampling = {.dry_breakers = {},
+              .logit_bias = {},
               .allowed_tokens = {},
               .bad_words = {},
               .constraint = {},
               .seed = proto.seed()};
+  s.Update(FromProto(field, proto, sampling.dry_breakers));
   if (proto.has_constraint()) {
     s.Update(enums::FindDomain(absl::StrCat(field, ".constraint.kind"), kKinds,
                                proto.constraint().kind(), sampling.constraint.kind));
@@ -100,11 +149,7 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
     sampling.logit_bias.push_back({proto.biased_tokens(i), proto.biases(i)});
   }
   sampling.allowed_tokens.assign(proto.allowed_tokens().begin(), proto.allowed_tokens().end());
-  auto token = proto.bad_word_tokens().begin();
-  for (const std::uint32_t length : proto.bad_word_lengths()) {
-    sampling.bad_words.emplace_back(token, token + length);
-    token += length;
-  }
+  sampling.bad_words = ReadLists(proto.bad_word_tokens(), proto.bad_word_lengths());
   return absl::OkStatus();
 }
 

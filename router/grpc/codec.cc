@@ -120,18 +120,21 @@ absl::Status ReadLists(const v1::GenerateRequest& request, ApiRequest& api) {
   const auto& biases = request.sampling().logit_bias();
   const auto& allowed = request.sampling().allowed_token_ids();
   const auto& bad_words = request.sampling().bad_words();
+  const auto& breakers = request.sampling().dry_sequence_breakers();
   for (const auto& [field, count, limit] :
        {std::tuple("stop.strings", stop.strings_size(), kMaxStops),
         std::tuple("stop.token_ids", stop.token_ids_size(), kMaxStops),
         std::tuple("sampling.logit_bias", biases.size(), kMaxBiases),
         std::tuple("sampling.allowed_token_ids", allowed.size(), kMaxAllowed),
-        std::tuple("sampling.bad_words", bad_words.size(), kMaxStops)}) {
+        std::tuple("sampling.bad_words", bad_words.size(), kMaxStops),
+        std::tuple("sampling.dry_sequence_breakers", breakers.size(), kMaxStops)}) {
     if (auto status = CheckCount(field, count, limit); !status.ok()) return status;
   }
   api.stop.assign(stop.strings().begin(), stop.strings().end());
   api.stop_token_ids.assign(stop.token_ids().begin(), stop.token_ids().end());
   api.allowed_token_ids.assign(allowed.begin(), allowed.end());
   api.bad_words.assign(bad_words.begin(), bad_words.end());
+  api.dry_sequence_breakers.assign(breakers.begin(), breakers.end());
   for (const v1::LogitBias& entry : biases) {
     api.logit_bias.emplace_back(entry.token_id(), entry.bias());
   }

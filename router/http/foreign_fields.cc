@@ -29,11 +29,6 @@ std::vector<ForeignField> OfVllm() {
 std::vector<ForeignField> OfLlamaCpp() {
   return {
       {"cache_prompt", {true}},
-      {"dry_allowed_length", {}, /*ignored=*/true},
-      {"dry_base", {}, /*ignored=*/true},
-      {"dry_multiplier", {0}},
-      {"dry_penalty_last_n", {}, /*ignored=*/true},
-      {"dry_sequence_breakers", {}, /*ignored=*/true},
       {"dynatemp_exponent", {}, /*ignored=*/true},
       {"dynatemp_range", {0}},
       {"id_slot", {-1}},

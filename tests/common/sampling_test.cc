@@ -80,6 +80,24 @@ TEST(Sampling, WhatIsOutsideIsNamed) {
     EXPECT_THAT(Refusal([&](auto& s) { s.bad_words = {{1}, bad}; }), HasSubstr("bad_words"));
   }
   EXPECT_THAT(Refusal([](auto& s) { s.bad_words.assign(129, {1}); }), HasSubstr("at most 128"));
+  const DryBreakers good{.heads = {1, 1, 4}, .tail_of = {0, 2, 1}, .tails = {{}, {1}, {1, 2}}};
+  EXPECT_EQ(CheckSampling({.dry_breakers = good}, kVocab), absl::OkStatus());
+  for (const DryBreakers& bad : std::vector<DryBreakers>{
+           {{1, 4, 1}, {0, 2, 1}, {{}, {1}, {1, 2}}},
+           {{1, 1, 4}, {0, 0, 1}, {{}, {1}}},
+           {{1, 4}, {0}, {{}}},
+           {{1, 4}, {0, 1}, {{}}},
+           {{-1}, {0}, {{}}},
+           {{kVocab}, {0}, {{}}},
+           {{1}, {0}, {{kVocab}}},
+           {{1}, {0}, {{1}, {}}},
+           {{1}, {0}, {{1}, {1}}},
+           {{1}, {0}, {std::vector<TokenId>(21, 1)}},
+           {std::vector<TokenId>(16385), std::vector<std::uint32_t>(16385), {{}}},
+       }) {
+    EXPECT_THAT(Refusal([&](auto& s) { s.dry_breakers = bad; }),
+                HasSubstr("dry_sequence_breakers"));
+  }
 }
 
 TEST(Sampling, StopsAndLogprobsAreBounded) {

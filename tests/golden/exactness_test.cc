@@ -112,6 +112,8 @@ class Exactness {
       request.sampling.frequency_penalty = 0.3f;
       request.sampling.presence_penalty = 0.4f;
       request.sampling.logit_bias = {{11, -2.0f}, {260, 0.5f}};
+      request.sampling.dry_multiplier = 0.5f;
+      request.sampling.dry_allowed_length = 1;
     }
     requests_.push_back(std::move(request));
   }

@@ -67,7 +67,7 @@ def bodies(long_prompt=200):
                     logprobs=1 if i % 4 == 2 else None, return_token_ids=True)
         if i % 5 == 3:
             body |= dict(repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.3,
-                         logit_bias={"260": -2})
+                         logit_bias={"260": -2}, dry_multiplier=0.8)
         if i % 8 == 7:
             body |= dict(use_beam_search=True, best_of=3, n=2, temperature=0, logprobs=None)
         if i % 4 == 0:  # two by two they begin alike

@@ -43,7 +43,8 @@ def serve(directory, layout, recipe, colocate=False, worker_args=""):
             greedy = [pool.submit(ask, chat, temperature=0, max_tokens=len(chat["greedy_ids"]))
                       for chat in CHATS]
             sampled = [pool.submit(ask, chat, temperature=0.9, top_p=0.95, seed=i, n=2, max_tokens=24,
-                                   frequency_penalty=i / 2, repetition_penalty=1 + i / 10)
+                                   frequency_penalty=i / 2, repetition_penalty=1 + i / 10,
+                                   dry_multiplier=i / 2, dry_allowed_length=1)
                        for i, chat in enumerate(CHATS[:3])]
             constrained = [pool.submit(ask, chat, temperature=i / 2, seed=i, n=2, max_tokens=24,
                                        structured_outputs={"json": SCHEMA})

@@ -125,6 +125,37 @@ def test_bad_words_do_not_come(server):
     assert others[0] == tokens[0] and others[1] != tokens[1]
 
 
+def dry_penalties(history, multiplier, base, allowed, last_n):
+    """By the definition in docs/api.md, without breakers: {token: penalty}."""
+    history = history[-last_n:] if last_n > 0 else history
+    longest = {}
+    for place in range(1, len(history)):
+        n = 0
+        while n < place and history[place - 1 - n] == history[-1 - n]:
+            n += 1
+        longest[history[place]] = max(n, longest.get(history[place], 0))
+    return {token: multiplier * base ** (n - allowed) for token, n in longest.items() if n >= allowed}
+
+
+@pytest.mark.parametrize("multiplier, base, allowed, last_n",
+                         [(0.8, 1.75, 2, -1), (3, 1, 1, -1), (2, 3, 3, 12)])
+def test_dry_follows_the_formula(server, multiplier, base, allowed, last_n):
+    prompt = server.post("/tokenize", model=MODEL, prompt=PROMPT)["tokens"]
+    fields = dict(dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed,
+                  dry_penalty_last_n=last_n)
+    tokens, tops = complete(server, dry_sequence_breakers=["@#@#@#"], **fields)
+    changed = 0
+    for place, (token, top) in enumerate(zip(tokens, tops)):
+        penalties = dry_penalties(prompt + tokens[:place], multiplier, base, allowed, last_n)
+        after = {t: logprob - penalties.get(t, 0) for t, logprob in top.items()}
+        assert token in after and after[token] >= max(after.values()) - 1e-4, place
+        changed += token != max(top, key=top.get)
+    assert changed > 0
+    # Behind a comma nothing has been said yet.
+    assert complete(server, dry_sequence_breakers=[","], **fields)[0][0] == complete(server)[0][0]
+    assert complete(server, **fields | {"dry_multiplier": 0})[0] == complete(server)[0]
+
+
 def test_choices_are_requests_of_their_own(server):
     fields = {"model": MODEL, "prompt": PROMPT, "temperature": 1, "max_tokens": 16,
               "frequency_penalty": 0.8, "repetition_penalty": 1.2, "return_token_ids": True}
@@ -138,12 +169,16 @@ def test_over_grpc(server, stub, pb):
     expected, _ = complete(server, frequency_penalty=0.5, presence_penalty=0.25,
                            repetition_penalty=1.25, logit_bias={260: -3}, min_tokens=5,
                            temperature=0.5, seed=8, top_n_sigma=1.5, xtc_probability=0.25,
-                           allowed_token_ids=list(range(2000)), bad_words=["fruit"])
+                           allowed_token_ids=list(range(2000)), bad_words=["fruit"],
+                           dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=1,
+                           dry_penalty_last_n=20, dry_sequence_breakers=["."])
     request = pb.messages.GenerateRequest(
         model=MODEL, text=PROMPT, max_tokens=40, return_token_ids=True,
         sampling=dict(temperature=0.5, seed=8, frequency_penalty=0.5, presence_penalty=0.25,
                       repetition_penalty=1.25, top_n_sigma=1.5, xtc_probability=0.25,
                       allowed_token_ids=list(range(2000)), bad_words=["fruit"],
+                      dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=1,
+                      dry_penalty_last_n=20, dry_sequence_breakers=["."],
                       logit_bias=[dict(token_id=260, bias=-3)]),
         stop=dict(min_tokens=5))
     tokens = [token for response in stub.Generate(request)

@@ -220,6 +220,10 @@ PROBES = {
     "`bad_words`": lambda n: body(CHAT, bad_words=[f"no {i}" for i in range(n)]),
     "one of `bad_words`, bytes": lambda n: body(CHAT, bad_words=["z" * n]),
     "`allowed_token_ids`": lambda n: body(CHAT, allowed_token_ids=list(range(100, 100 + n))),
+    "`dry_sequence_breakers`": lambda n: body(
+        CHAT, dry_multiplier=1, dry_sequence_breakers=list("!#$%&()+,;<=>?@[]")[:n]),
+    "one of `dry_sequence_breakers`, bytes": lambda n: body(
+        CHAT, dry_multiplier=1, dry_sequence_breakers=["z" * n]),
     "`n`, `best_of`": lambda n: body(CHAT, n=n),
     "`top_logprobs`, `logprobs`": lambda n: body(CHAT, logprobs=True, top_logprobs=n),
     "`timeout_ms`": lambda n: body(CHAT, timeout_ms=n),

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "router/dry_breakers.h"
 #include "tests/router/http_fixture.h"
 
 namespace flotilla::router {
@@ -275,7 +276,8 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
            R"("priority":2,"timeout_ms":60000,"stop_token_ids":[7,5],"min_tokens":2,"min_p":0.25,)"
            R"("frequency_penalty":-2,"presence_penalty":0.5,"repetition_penalty":1.5,)"
            R"("logit_bias":{"9":-100,"10":1.5,"8":0},"allowed_token_ids":[9,8,9],"top_n_sigma":2,)"
-           R"("xtc_probability":0.5,"xtc_threshold":0.25)");
+           R"("xtc_probability":0.5,"xtc_threshold":0.25,"dry_base":2,"dry_allowed_length":3,)"
+           R"("dry_penalty_last_n":64,"dry_sequence_breakers":[","])");
   const auto requests = engine_->submitted();
   EXPECT_EQ(requests[0].stop.max_tokens, 16u);
   EXPECT_TRUE(requests[0].max_tokens_absent);
@@ -295,11 +297,34 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
                                                   .repetition_penalty = 1.5f,
                                                   .frequency_penalty = -2,
                                                   .presence_penalty = 0.5f,
+                                                  .dry_base = 2,
+                                                  .dry_allowed_length = 3,
+                                                  .dry_penalty_last_n = 64,
                                                   .logit_bias = {{8, 0}, {9, -100}, {10, 1.5f}},
                                                   .allowed_tokens = {8, 9},
                                                   .seed = 9}));
   EXPECT_EQ(requests[1].stop, (StopRule{{5, 7}, 3, 2}));
   EXPECT_EQ(requests[1].priority, 2);
+}
+
+TEST_F(HttpTest, BreakersReachTheEngineAsTokensWhereDryIsUsed) {
+  Serve();
+  const DryBreakerFinder finder(text_.tokenizer.get());
+  const auto breakers = [&](const std::string& more) {
+    Complete(more);
+    return engine_->submitted().back().sampling.dry_breakers;
+  };
+  EXPECT_EQ(breakers(R"(,"dry_multiplier":0.8)"), *finder.Find({}));
+  EXPECT_EQ(breakers(R"(,"dry_multiplier":0.8,"dry_sequence_breakers":[])"), *finder.Find({}));
+  EXPECT_EQ(breakers(R"(,"dry_multiplier":0.8,"dry_sequence_breakers":"User:")"),
+            *finder.Find({"User:"}));
+  EXPECT_EQ(breakers(R"(,"dry_multiplier":0.8,"dry_penalty_last_n":0)"), DryBreakers());
+  Post("/v1/completions", R"({"model":"m","prompt":[1,2],"dry_multiplier":1})");
+  EXPECT_EQ(engine_->submitted().back().sampling.dry_breakers, *finder.Find({}));
+  const auto refused =
+      Complete(R"(,"dry_multiplier":1,"dry_sequence_breakers":[" ","e","a","t","i"])");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "dry_sequence_breakers");
 }
 
 TEST_F(HttpTest, TheSeedFollowsTheClientsRequestId) {

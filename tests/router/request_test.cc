@@ -55,6 +55,7 @@ TEST(Request, LargeFieldsAreRefusedWhileReading) {
   const std::map<std::string, std::string> fields = {{"stop_token_ids", '[' + ids + ']'},
                                                      {"allowed_token_ids", '[' + many + ']'},
                                                      {"stop", text(257)},
+                                                     {"dry_sequence_breakers", text(41)},
                                                      {"logit_bias", '{' + biases + '}'},
                                                      {"cache_salt", text(257)},
                                                      {"request_id", text(257)}};
@@ -66,8 +67,10 @@ TEST(Request, LargeFieldsAreRefusedWhileReading) {
       EXPECT_EQ(ErrorCode(status), kInvalidValue);
     }
     if (name == "logit_bias" || name == "allowed_token_ids") continue;  // one bound for all
-    const RequestLimits wide{
-        .max_stop_bytes = 999, .max_stop_tokens = 9999, .max_label_bytes = 999};
+    const RequestLimits wide{.max_stop_bytes = 999,
+                             .max_dry_breaker_bytes = 999,
+                             .max_stop_tokens = 9999,
+                             .max_label_bytes = 999};
     EXPECT_EQ(Check(ParseCompletion(Text(more), {.limits = wide})), CheckText(Text(more)));
   }
   const absl::Status unknown =
@@ -163,6 +166,12 @@ TEST(Request, RefusesByName) {
            {R"(,"include_stop_str_in_output":1)", "include_stop_str_in_output", kInvalidValue},
            {R"(,"bad_words":[""])", "bad_words", kInvalidValue},
            {R"(,"bad_words":[1])", "bad_words", kInvalidValue},
+           {R"(,"dry_multiplier":-1)", "dry_multiplier", kInvalidValue},
+           {R"(,"dry_base":0.9)", "dry_base", kInvalidValue},
+           {R"(,"dry_allowed_length":-1)", "dry_allowed_length", kInvalidValue},
+           {R"(,"dry_penalty_last_n":-2)", "dry_penalty_last_n", kInvalidValue},
+           {R"(,"dry_sequence_breakers":[""])", "dry_sequence_breakers", kInvalidValue},
+           {R"(,"dry_sequence_breakers":{"a":1})", "dry_sequence_breakers", kInvalidValue},
            {R"(,"top_n_sigma":-0.5)", "top_n_sigma", kInvalidValue},
            {R"(,"top_n_sigma":101)", "top_n_sigma", kInvalidValue},
            {R"(,"xtc_probability":1.5)", "xtc_probability", kInvalidValue},

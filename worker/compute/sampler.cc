@@ -11,6 +11,7 @@
 
 #include "kernels/noise.h"
 #include "kernels/scalar_math.h"
+#include "worker/compute/dry.h"
 
 namespace flotilla::worker {
 namespace {
@@ -291,6 +292,11 @@ TokenId Draw(const Row& row, const TokenDraw& sampling) {
   return row.ops.gumbel_argmax(row.logits.data(), row.size(), args).token;
 }
 
+bool HasPenalty(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
+         sampling.presence_penalty != 0;
+}
+
 void AddPenalties(const SamplingParams& sampling, const TokenPosition& position,
                   std::vector<LogitEdit>& edits) {
   constexpr std::uint32_t kInPrompt = 1u << 31;
@@ -359,10 +365,7 @@ absl::StatusOr<float> RowLogSumExp(const kernels::SoftmaxStats& stats) {
   return kernels::LogSumExp(stats);
 }
 
-bool Penalises(const SamplingParams& sampling) {
-  return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
-         sampling.presence_penalty != 0;
-}
+bool Penalises(const SamplingParams& sampling) { return HasPenalty(sampling) || UsesDry(sampling); }
 
 TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position) {
   TokenDraw draw{.temperature = sampling.temperature,
@@ -389,7 +392,8 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
     draw.edits.push_back(
         {.token = entry.token, .kind = LogitEdit::Kind::kAdd, .value = entry.bias});
   }
-  if (Penalises(sampling)) AddPenalties(sampling, position, draw.edits);
+  if (HasPenalty(sampling)) AddPenalties(sampling, position, draw.edits);
+  if (UsesDry(sampling)) AddDry(sampling, position, draw.edits);
   return draw;
 }
 

@@ -9,7 +9,7 @@
 //   First, tokens that the mask of a constraint excludes, tokens that are not allowed, those that
 //   would complete a bad word and stop tokens that
 //     may not come yet get -infinity. Then the bias is added. Then the penalties are applied:
-//     repetition, frequency, presence (SamplingParams).
+//     repetition, frequency, presence, and DRY (SamplingParams).
 //   With temperature 0 (or below kMinTemperature) the arg-max of these logits wins; of
 //     equal logits the lowest id wins.
 //   Otherwise filters keep some tokens. Top-n-sigma keeps every logit not below max - n * sigma,
@@ -81,13 +81,13 @@ struct TokenDraw {
   float xtc_threshold = 1;  // above 0.5: XTC excludes nothing here
   kernels::NoiseKey noise;
   std::vector<TokenId> allowed;  // ascending; empty: all tokens
-  // Ends of bad words and stop tokens that may not come yet, biases and penalties.
+  // Ends of bad words and stop tokens that may not come yet, biases, penalties and DRY.
   std::vector<LogitEdit> edits;
 
   bool greedy() const { return temperature < kMinTemperature; }
 };
 
-// Whether the tokens before a position change its logits. MakeDraw then counts them.
+// Whether penalties or DRY are used, so that MakeDraw looks at all tokens before a position.
 bool Penalises(const SamplingParams& sampling);
 
 // The draw at a position.

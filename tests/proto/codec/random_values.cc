@@ -57,7 +57,8 @@ std::vector<BlockCopy> RandomValues::Copies() {
 }
 
 SamplingParams RandomValues::Sampling() {
-  SamplingParams sampling{.logit_bias = Biases(),
+  SamplingParams sampling{.dry_breakers = {.heads = Tokens(9), .tail_of = {}, .tails = {}},
+                          .logit_bias = Biases(),
                           .allowed_tokens = Tokens(9),
                           .bad_words = {},
                           .constraint = {},
@@ -68,6 +69,12 @@ SamplingParams RandomValues::Sampling() {
   for (std::uint64_t words = Below(3); words > 0; --words) {
     sampling.bad_words.push_back(Tokens(4));
     sampling.bad_words.back().push_back(Token());
+  }
+  for (std::size_t i = 0; i < sampling.dry_breakers.heads.size(); ++i) {
+    sampling.dry_breakers.tail_of.push_back(Number());
+  }
+  for (std::uint64_t tails = Below(3); tails > 0; --tails) {
+    sampling.dry_breakers.tails.push_back(Tokens(4));
   }
   ForEachOfSampler([&](const Parameter&, auto member) {
     auto& value = sampling.*member;

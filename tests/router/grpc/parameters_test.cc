@@ -113,9 +113,17 @@ TEST(Parameters, OfTheSamplerAreAllFieldsOfTheInternalMessage) {
   std::set<std::string> fields;
   const Descriptor* message = v1::Sampling::descriptor();
   for (int i = 0; i < message->field_count(); ++i) fields.insert(message->field(i)->name());
-  std::set<std::string> rows = {"seed",           "biased_tokens",   "biases",
-                                "allowed_tokens", "bad_word_tokens", "bad_word_lengths",
-                                "constraint"};
+  std::set<std::string> rows = {"seed",
+                                "biased_tokens",
+                                "biases",
+                                "allowed_tokens",
+                                "bad_word_tokens",
+                                "bad_word_lengths",
+                                "constraint",
+                                "dry_heads",
+                                "dry_tail_of_heads",
+                                "dry_tail_tokens",
+                                "dry_tail_lengths"};
   ForEachOfSampler([&rows](const Parameter& row, auto) { rows.insert(std::string(row.name)); });
   EXPECT_EQ(fields, rows);
 }

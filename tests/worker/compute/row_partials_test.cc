@@ -135,7 +135,11 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
         for (int i = 0; draw % 4 == 2 && i < 300; ++i) {
           sampling.logit_bias.push_back({Int(random, 0, tokens - 1), 9.0f});
         }
-        if (draw % 4 == 3) position.banned = drafts;
+        if (draw % 4 == 3) {
+          position.banned = drafts;
+          sampling.dry_multiplier = 2;
+          sampling.dry_allowed_length = 0;
+        }
       }
       ASSERT_FALSE(NeedsFullRow(sampling));
       const LogprobSpec logprobs{.output_top = draw % 3 == 0 ? LogprobSpec::kOff : 5 * (draw % 5)};

@@ -1,0 +1,232 @@
+#include "worker/compute/dry.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/types/span.h"
+#include "common/types/sampling.h"
+#include "worker/compute/sampler.h"
+
+namespace flotilla::worker {
+namespace {
+
+using Breaker = std::vector<TokenId>;
+using Penalties = std::map<TokenId, float>;
+
+DryBreakers BreakersOf(const std::set<Breaker>& breakers) {
+  DryBreakers result;
+  std::set<std::vector<TokenId>> tails;
+  for (const Breaker& breaker : breakers) tails.insert({breaker.begin() + 1, breaker.end()});
+  result.tails.assign(tails.begin(), tails.end());
+  for (const Breaker& breaker : breakers) {
+    const std::vector<TokenId> tail(breaker.begin() + 1, breaker.end());
+    result.heads.push_back(breaker[0]);
+    result.tail_of.push_back(static_cast<std::uint32_t>(
+        std::find(result.tails.begin(), result.tails.end(), tail) - result.tails.begin()));
+  }
+  EXPECT_TRUE(CheckDryBreakers(result, 1 << 20).ok());
+  return result;
+}
+
+// What the logits of tokens are lowered by.
+Penalties PenaltiesAt(const SamplingParams& sampling, const TokenPosition& position) {
+  std::vector<LogitEdit> edits;
+  if (UsesDry(sampling)) AddDry(sampling, position, edits);
+  Penalties penalties;
+  for (const LogitEdit& edit : edits) {
+    EXPECT_EQ(edit.kind, LogitEdit::Kind::kAdd);
+    EXPECT_TRUE(penalties.emplace(edit.token, -edit.value).second) << "twice " << edit.token;
+  }
+  return penalties;
+}
+
+Penalties PenaltiesAfter(const SamplingParams& sampling, const std::vector<TokenId>& tokens) {
+  return PenaltiesAt(sampling, {.prompt = tokens});
+}
+
+// The definition in SamplingParams, place by place. A breaker is looked for as llama.cpp does it:
+// the last head at which one is whole counts, with its longest tail.
+Penalties NaivePenalties(const SamplingParams& p, std::vector<TokenId> tokens,
+                         const std::set<Breaker>& breakers) {
+  const auto last_n = static_cast<std::size_t>(p.dry_penalty_last_n);
+  if (p.dry_penalty_last_n >= 0 && tokens.size() > last_n) {
+    tokens.erase(tokens.begin(), tokens.end() - p.dry_penalty_last_n);
+  }
+  const int size = static_cast<int>(tokens.size());
+  int begin = 0;  // of what counts
+  for (int head = size - 1; head >= 0 && begin == 0; --head) {
+    for (const Breaker& breaker : breakers) {
+      const int end = head + static_cast<int>(breaker.size());
+      if (end <= size && std::equal(breaker.begin(), breaker.end(), tokens.begin() + head)) {
+        begin = std::max(begin, end);
+      }
+    }
+  }
+  std::map<TokenId, int> longest;
+  for (int place = 1; place < size; ++place) {
+    int n = 0;
+    while (n < size - begin && n < place && tokens[place - 1 - n] == tokens[size - 1 - n]) ++n;
+    if (n >= p.dry_allowed_length) longest[tokens[place]] = std::max(longest[tokens[place]], n);
+  }
+  Penalties penalties;
+  for (const auto& [token, n] : longest) {
+    if (breakers.contains({token})) continue;
+    penalties[token] = static_cast<float>(std::min(
+        kMaxDryPenalty,
+        double{p.dry_multiplier} * std::pow(double{p.dry_base}, n - p.dry_allowed_length)));
+  }
+  return penalties;
+}
+
+void ExpectNear(const Penalties& actual, const Penalties& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [token, penalty] : expected) {
+    ASSERT_TRUE(actual.contains(token)) << token;
+    ASSERT_NEAR(actual.at(token) / penalty, 1, 1e-6) << token;
+  }
+}
+
+// test_dry of llama.cpp's tests/test-sampling.cpp. Its shares are those of these penalties.
+TEST(Dry, GivesThePenaltiesOfLlamaCpp) {
+  const auto after = [](const std::vector<TokenId>& tokens, float multiplier, int allowed, int last,
+                        const std::set<Breaker>& breakers = {}) {
+    return PenaltiesAfter({.dry_multiplier = multiplier,
+                           .dry_base = 1.1f,
+                           .dry_allowed_length = allowed,
+                           .dry_penalty_last_n = last,
+                           .dry_breakers = BreakersOf(breakers)},
+                          tokens);
+  };
+  EXPECT_EQ(after({0, 1}, 1, 2, 4), Penalties());
+  // 0.109232 of 0.296923 is e^-1.
+  EXPECT_EQ(after({0, 1, 2, 0, 1}, 1, 2, 5), (Penalties{{2, 1.0f}}));
+  EXPECT_EQ(after({0, 1, 3, 4, 0, 1}, 1, 2, 6, {{3}}), Penalties());
+  EXPECT_EQ(after({0, 1, 2, 0, 1}, 2, 2, 5), (Penalties{{2, 2.0f}}));
+  EXPECT_EQ(after({0, 1, 2, 3, 4, 0, 1}, 1, 4, 7), Penalties());
+}
+
+// By a twin in numpy, with z[k] the length of the common beginning of x[::-1] and x[::-1][k:]:
+//   n = np.array([z[k] for k in range(1, len(x)) if x[::-1][k - 1] == token]).max()
+//   np.float32(0.8) * np.float64(1.75) ** (n - 2)
+TEST(Dry, LowersTheTokenThatFollowedTheLongestRepeat) {
+  const std::vector<TokenId> tokens = {5, 1, 2, 3, 4, 9, 2, 3, 8, 7, 1, 2, 3};
+  const Penalties penalties = PenaltiesAfter({.dry_multiplier = 0.8f}, tokens);
+  EXPECT_EQ(penalties, (Penalties{{4, 1.4f}, {8, 0.8f}}));
+  // Of a token that repeats itself the longest repeat overlaps with the end.
+  EXPECT_EQ(PenaltiesAfter({.dry_multiplier = 0.8f}, {6, 6, 6, 6, 6, 6}),
+            (Penalties{{6, 4.2875f}}));  // n = 5
+  // Only what is looked at counts.
+  EXPECT_EQ(PenaltiesAfter({.dry_multiplier = 0.8f, .dry_penalty_last_n = 8}, tokens),
+            (Penalties{{8, 0.8f}}));
+  EXPECT_EQ(PenaltiesAfter({.dry_multiplier = 0.8f, .dry_penalty_last_n = 0}, tokens), Penalties());
+  EXPECT_EQ(PenaltiesAfter({.dry_multiplier = 0}, tokens), Penalties());
+  // Every token that has come is lowered if no repetition is allowed.
+  EXPECT_EQ(PenaltiesAfter({.dry_multiplier = 0.5f, .dry_base = 2, .dry_allowed_length = 0},
+                           {1, 2, 3, 1}),
+            (Penalties{{1, 0.5f}, {2, 1.0f}, {3, 0.5f}}));
+}
+
+TEST(Dry, CountsFromTheLastBreakerOn) {
+  const std::vector<TokenId> tokens = {1, 2, 3, 4, 5, 9, 1, 2, 3, 4};
+  const auto after = [&](const std::set<Breaker>& breakers) {
+    return PenaltiesAfter(
+        {.dry_multiplier = 1, .dry_base = 2, .dry_breakers = BreakersOf(breakers)}, tokens);
+  };
+  EXPECT_EQ(after({}), (Penalties{{5, 4.0f}}));  // n = 4
+  EXPECT_EQ(after({{9}}), (Penalties{{5, 4.0f}}));
+  EXPECT_EQ(after({{1}}), (Penalties{{5, 2.0f}}));
+  EXPECT_EQ(after({{1, 2}}), (Penalties{{5, 1.0f}}));
+  EXPECT_EQ(after({{1, 2, 3}}), Penalties());
+  EXPECT_EQ(after({{1, 7}, {1, 2, 7}}), (Penalties{{5, 4.0f}})) << "only whole breakers count";
+  EXPECT_EQ(after({{4, 1}}), (Penalties{{5, 4.0f}})) << "the end of the text does not go on";
+  EXPECT_EQ(after({{5}}), Penalties()) << "a breaker is never lowered";
+  EXPECT_EQ(after({{5, 9}}), (Penalties{{5, 4.0f}})) << "one of two tokens is no breaker";
+}
+
+TEST(Dry, EqualsTheNaiveReference) {
+  const unsigned seed = 17;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int lowered = 0;
+  for (int round = 0; round < 4000; ++round) {
+    const TokenId vocab = 2 + static_cast<TokenId>(random() % 5);
+    std::vector<TokenId> tokens(random() % 60);
+    for (TokenId& token : tokens) token = static_cast<TokenId>(random() % vocab);
+    std::set<Breaker> breakers;
+    for (std::uint32_t i = random() % 4; i > 0; --i) {
+      Breaker breaker(1 + random() % 4);
+      for (TokenId& token : breaker) token = static_cast<TokenId>(random() % (vocab + 1));
+      breakers.insert(breaker);
+    }
+    const SamplingParams p{.dry_multiplier = 0.25f + static_cast<float>(random() % 3),
+                           .dry_base = std::vector<float>{1, 1.75f, 100}[random() % 3],
+                           .dry_allowed_length = static_cast<std::int32_t>(random() % 5),
+                           .dry_penalty_last_n = static_cast<std::int32_t>(random() % 70) - 1,
+                           .dry_breakers = BreakersOf(breakers)};
+    if (p.dry_penalty_last_n == 0) continue;
+    const Penalties expected = NaivePenalties(p, tokens, breakers);
+    lowered += static_cast<int>(expected.size());
+    ExpectNear(PenaltiesAfter(p, tokens), expected);
+    // It does not matter which of the tokens are prompt, output and drafts.
+    const std::size_t prompt = random() % (tokens.size() + 1);
+    const std::size_t output = random() % (tokens.size() - prompt + 1);
+    const auto all = absl::MakeConstSpan(tokens);
+    ASSERT_EQ(PenaltiesAt(p, {.prompt = all.first(prompt),
+                              .output = all.subspan(prompt, output),
+                              .drafts = all.subspan(prompt + output)}),
+              PenaltiesAfter(p, tokens));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(lowered, 3000);
+}
+
+// The time is in proportion to the tokens, also where everything repeats and where breakers are
+// found almost everywhere: 20 tokens that repeat, without the one that would end the breaker.
+TEST(Dry, HostileHistoriesAreCheap) {
+  constexpr std::size_t kTokens = 1 << 17;
+  std::set<Breaker> breakers;
+  for (TokenId end = 2; end < 600; ++end) {
+    Breaker breaker(DryBreakers::kMaxTailTokens, 1);
+    breaker.push_back(end);
+    breakers.insert(breaker);
+  }
+  const SamplingParams p{
+      .dry_multiplier = 100, .dry_base = 100, .dry_breakers = BreakersOf(breakers)};
+  std::vector<TokenId> periodic(kTokens);
+  for (std::size_t i = 0; i < kTokens; ++i) periodic[i] = i % 1000 == 0 ? 0 : 1;
+  for (const std::vector<TokenId>& tokens : {std::vector<TokenId>(kTokens, 1), periodic}) {
+    const std::clock_t start = std::clock();
+    const Penalties penalties = PenaltiesAfter(p, tokens);
+    // It takes 30 ms. Comparing each place with the end would take 8 s.
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 1.0);
+    ASSERT_TRUE(penalties.contains(1));
+    EXPECT_EQ(penalties.at(1), 1e30f) << "penalties stay finite";
+  }
+}
+
+// DRY acts behind the other penalties, and the token is the best of the changed logits.
+TEST(Dry, IsPartOfTheDraw) {
+  const std::vector<TokenId> tokens = {1, 2, 3, 1, 2};
+  const SamplingParams p{
+      .temperature = 0, .frequency_penalty = 0.5f, .dry_multiplier = 1, .logit_bias = {{3, 4}}};
+  EXPECT_TRUE(Penalises(p));
+  EXPECT_FALSE(Penalises({.dry_multiplier = 1, .dry_penalty_last_n = 0}));
+  EXPECT_FALSE(NeedsFullRow(p));
+  const TokenDraw draw = MakeDraw(p, {.output = tokens});
+  ASSERT_FALSE(draw.edits.empty());
+  EXPECT_EQ(draw.edits.back().token, 3);
+  EXPECT_EQ(draw.edits.back().value, -1);
+  std::vector<float> logits = {0, 0, 0, 2};
+  EditLogits(draw.edits, 0, absl::MakeSpan(logits));
+  EXPECT_EQ(logits, (std::vector<float>{0, -1, -1, 4.5f}));
+}
+
+}  // namespace
+}  // namespace flotilla::worker
