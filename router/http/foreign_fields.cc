@@ -17,7 +17,6 @@ std::vector<ForeignField> OfVllm() {
       {"media_io_kwargs", {Json::object()}},
       {"mm_processor_kwargs", {Json::object()}},
       {"prompt_embeds", {}},
-      {"prompt_logprobs", {}},
       {"spaces_between_special_tokens", {true}},
       {"thinking_token_budget", {}},
       {"truncation_side", {}},

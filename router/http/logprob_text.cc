@@ -1,18 +1,16 @@
 #include "router/http/logprob_text.h"
 
+#include <algorithm>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "common/types/text.h"
 #include "router/http/json_text.h"
 #include "router/utf8.h"
 
 namespace flotilla::router {
 
-// A token that is not whole characters has no text of its own: its bytes are
-// spelled out, as at OpenAI, so that names stay distinct.
-std::string LogprobText::Name(TokenId token) const {
-  if (style_.tokens_as_token_ids) return Cat("token_id:", token);
-  const std::string_view bytes = bytes_of_(token);
+std::string TokenName(std::string_view bytes) {
   if (IsValidUtf8(bytes)) return std::string(bytes);
   static constexpr char kHex[] = "0123456789abcdef";
   std::string name = "bytes:";
@@ -23,6 +21,30 @@ std::string LogprobText::Name(TokenId token) const {
     name.push_back(kHex[byte & 15]);
   }
   return name;
+}
+
+void AppendPromptLogprobs(const SampledToken& token, std::size_t most, const TokenBytesOf& bytes_of,
+                          std::string& out) {
+  const auto add = [&](TokenId id, float logprob, std::size_t rank) {
+    out += Cat(out.back() == '{' ? "\"" : ",\"", id, R"(":{"logprob":)");
+    AppendJsonFloat(logprob, out);
+    out += rank == 0 ? R"(,"rank":null)" : Cat(R"(,"rank":)", rank);
+    out += R"(,"decoded_token":)";
+    AppendJsonString(TokenName(bytes_of(id)), out);
+    out.push_back('}');
+  };
+  out.push_back('{');
+  bool chosen = false;
+  for (std::size_t i = 0; i < std::min(most, token.top.size()); ++i) {
+    add(token.top[i].token, token.top[i].logprob, i + 1);
+    chosen = chosen || token.top[i].token == token.token;
+  }
+  if (!chosen) add(token.token, token.logprob, 0);
+  out.push_back('}');
+}
+
+std::string LogprobText::Name(TokenId token) const {
+  return style_.tokens_as_token_ids ? Cat("token_id:", token) : TokenName(bytes_of_(token));
 }
 
 void LogprobText::AppendChatToken(TokenId token, float logprob, std::string& out) const {
@@ -40,14 +62,15 @@ void LogprobText::AppendChatToken(TokenId token, float logprob, std::string& out
   out.push_back(']');
 }
 
-void LogprobText::Add(const SampledToken& token) {
+void LogprobText::Add(const SampledToken& token, std::size_t most) {
+  const auto best = absl::MakeConstSpan(token.top).first(std::min(most, token.top.size()));
   if (style_.chat) {
     if (count_++ > 0) tokens_.push_back(',');
     AppendChatToken(token.token, token.logprob, tokens_);
     tokens_ += R"(,"top_logprobs":[)";
-    for (std::size_t i = 0; i < token.top.size(); ++i) {
+    for (std::size_t i = 0; i < best.size(); ++i) {
       if (i > 0) tokens_.push_back(',');
-      AppendChatToken(token.top[i].token, token.top[i].logprob, tokens_);
+      AppendChatToken(best[i].token, best[i].logprob, tokens_);
       tokens_.push_back('}');
     }
     tokens_ += "]}";
@@ -58,7 +81,7 @@ void LogprobText::Add(const SampledToken& token) {
   // The chosen token is in the map even when it is not among the best.
   std::string top = "{";
   bool chosen = false;
-  for (const TopLogprob& entry : token.top) {
+  for (const TopLogprob& entry : best) {
     if (top.size() > 1) top.push_back(',');
     AppendJsonString(Name(entry.token), top);
     top.push_back(':');

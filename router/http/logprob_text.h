@@ -9,9 +9,20 @@
 #include <string_view>
 #include <utility>
 
+#include "common/types/sampling.h"
 #include "router/service.h"
 
 namespace flotilla::router {
+
+// Bytes of a token that are not whole characters have no text of their own: they are spelled out,
+// as at OpenAI, so that names stay distinct.
+std::string TokenName(std::string_view bytes);
+
+// Appends an entry of vLLM's prompt_logprobs: the token and its `most` best alternatives, by id.
+// The rank of a token that is not among those is not known.
+using TokenBytesOf = std::function<std::string_view(TokenId)>;
+void AppendPromptLogprobs(const SampledToken& token, std::size_t most, const TokenBytesOf& bytes_of,
+                          std::string& out);
 
 class LogprobText {
  public:
@@ -19,14 +30,14 @@ class LogprobText {
     bool chat = false;
     bool tokens_as_token_ids = false;  // "token_id:N" instead of the token's text
   };
-  // The bytes of a token.
-  using BytesOf = std::function<std::string_view(TokenId)>;
+  using BytesOf = TokenBytesOf;
 
   LogprobText(Style style, BytesOf bytes_of) : style_(style), bytes_of_(std::move(bytes_of)) {}
 
   // Adds a token without log-probabilities: the first of an echoed prompt.
   void AddUnscored(TokenId token);
-  void Add(const SampledToken& token);
+  // With at most `most` alternatives.
+  void Add(const SampledToken& token, std::size_t most = LogprobSpec::kMaxTop);
 
   // Appends the value of a "logprobs" member to `out` and begins anew. The text_offset of
   // completions continues to count.

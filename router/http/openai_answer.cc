@@ -75,7 +75,10 @@ void AppendCallArguments(const ToolCallDelta& call, std::string& out) {
 }  // namespace
 
 OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
-    : header_(std::move(header)), prompts_(header_.prompts) {
+    : header_(std::move(header)),
+      bytes_of_(std::move(bytes_of)),
+      prompts_(header_.prompts),
+      prompt_logprobs_(header_.prompts, "[null") {
   head_ = R"({"id":")";
   head_ += header_.form.chat ? "chatcmpl-" : "cmpl-";
   AppendJsonEscaped(header_.id, head_);
@@ -92,7 +95,7 @@ OpenAiAnswer::OpenAiAnswer(Header header, LogprobText::BytesOf bytes_of)
   choices_.reserve(choices);
   for (std::uint32_t i = 0; i < choices; ++i) {
     choices_.emplace_back(
-        LogprobText({header_.form.chat, header_.form.tokens_as_token_ids}, bytes_of));
+        LogprobText({header_.form.chat, header_.form.tokens_as_token_ids}, bytes_of_));
   }
 }
 
@@ -103,14 +106,27 @@ void OpenAiAnswer::Prompt(std::uint32_t prompt, std::vector<TokenId> tokens,
   for (std::uint32_t i = 0; i < header_.n; ++i) {
     Choice& choice = choices_[IndexOf(prompt, i)];
     choice.echo = text;
-    if (header_.form.logprobs) choice.logprobs.AddUnscored(prompts_[prompt].front());
+    if (header_.form.echo_top != LogprobSpec::kOff) {
+      choice.logprobs.AddUnscored(prompts_[prompt].front());
+    }
   }
 }
 
 void OpenAiAnswer::PromptScores(std::uint32_t prompt, const std::vector<SampledToken>& scores) {
+  const AnswerForm& form = header_.form;
+  if (form.prompt_top != LogprobSpec::kOff) {
+    for (const SampledToken& token : scores) {
+      prompt_logprobs_[prompt].push_back(',');
+      AppendPromptLogprobs(token, static_cast<std::size_t>(form.prompt_top), bytes_of_,
+                           prompt_logprobs_[prompt]);
+    }
+  }
+  if (form.echo_top == LogprobSpec::kOff) return;
   for (std::uint32_t i = 0; i < header_.n; ++i) {
     LogprobText& logprobs = choices_[IndexOf(prompt, i)].logprobs;
-    for (const SampledToken& token : scores) logprobs.Add(token);
+    for (const SampledToken& token : scores) {
+      logprobs.Add(token, static_cast<std::size_t>(form.echo_top));
+    }
   }
 }
 
@@ -162,6 +178,13 @@ void OpenAiAnswer::AppendPromptIds(std::string& out) const {
   if (prompts_.size() != 1) return;
   out += R"(,"prompt_token_ids":)";
   AppendJsonIntArray(prompts_[0], out);
+}
+
+void OpenAiAnswer::AppendPromptLogprobsOf(std::uint32_t prompt, std::string& out) const {
+  if (header_.form.prompt_top == LogprobSpec::kOff) return;
+  out += R"(,"prompt_logprobs":)";
+  out += prompt_logprobs_[prompt];
+  out.push_back(']');
 }
 
 void OpenAiAnswer::Start(std::uint32_t prompt, std::string& out) {
@@ -319,6 +342,7 @@ void OpenAiAnswer::AppendChoice(std::uint32_t index, std::string& out) {
   }
   AppendLogprobs(choice, out);
   AppendTokenIds(choice.tokens, index, out);
+  if (!header_.form.chat) AppendPromptLogprobsOf(index / header_.n, out);
   AppendScore(choice.score, out);
   AppendStopReason(choice.stop_reason, out);
   out += R"(,"finish_reason":)";
@@ -335,6 +359,7 @@ std::string OpenAiAnswer::Body() {
   out += R"(],"usage":)";
   AppendUsage(out);
   if (header_.return_token_ids) AppendPromptIds(out);
+  if (header_.form.chat) AppendPromptLogprobsOf(0, out);
   out.push_back('}');
   return out;
 }

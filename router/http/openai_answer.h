@@ -35,7 +35,7 @@ class OpenAiAnswer {
 
   // Adds a prompt's tokens. `text` is the text that echo repeats in each of its choices.
   void Prompt(std::uint32_t prompt, std::vector<TokenId> tokens, const std::string& text);
-  // Adds log-probabilities of the echoed prompt, in order.
+  // Adds log-probabilities of the prompt, in order.
   void PromptScores(std::uint32_t prompt, const std::vector<SampledToken>& scores);
 
   // These add the reports of a prompt's generation, whose choices are numbered from 0. When
@@ -77,6 +77,7 @@ class OpenAiAnswer {
   void AppendLogprobs(Choice& choice, std::string& out);
   void AppendTokenIds(const std::vector<TokenId>& tokens, std::uint32_t index, std::string& out);
   void AppendPromptIds(std::string& out) const;
+  void AppendPromptLogprobsOf(std::uint32_t prompt, std::string& out) const;
   void AppendUsage(std::string& out) const;
   void Collect(const Delta& delta, Choice& choice);
   void AppendMessage(const Choice& choice, std::string& out) const;
@@ -84,8 +85,10 @@ class OpenAiAnswer {
   void FlushEcho(std::uint32_t index, std::string& out);
 
   const Header header_;
+  const LogprobText::BytesOf bytes_of_;
   std::string head_;  // {"id":...,"model":"...", of the body or of every event
   std::vector<std::vector<TokenId>> prompts_;  // [prompts]
+  std::vector<std::string> prompt_logprobs_;   // [prompts] JSON without the closing bracket
   std::vector<Choice> choices_;                // [prompts * n]
   Usage usage_;
   bool prompt_due_ = false;  // the event being written repeats the prompt's ids

@@ -5,6 +5,8 @@
 #include <utility>
 #include <variant>
 
+#include "common/types/text.h"
+#include "router/errors.h"
 #include "router/http/api_error.h"
 #include "router/utf8.h"
 
@@ -57,7 +59,7 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
                                       IoLoop& io_loop) {
   model_ = prompts.front().api().model;
   const auto count = static_cast<std::uint32_t>(prompts.size());
-  const auto n = static_cast<std::uint32_t>(*prompts.front().api().n);
+  n_ = static_cast<std::uint32_t>(*prompts.front().api().n);
   const bool return_token_ids = prompts.front().api().return_token_ids;
   for (std::uint32_t i = 0; i < count; ++i) {
     prompts_.push_back(std::make_unique<Prompt>(this, i));
@@ -73,7 +75,7 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
                            .form = form_,
                            .return_token_ids = return_token_ids,
                            .prompts = count,
-                           .n = n},
+                           .n = n_},
       [this](TokenId token) { return service_.TokenBytes(model_, token); });
   return absl::OkStatus();
 }
@@ -101,6 +103,8 @@ absl::Status OpenAiExchange::Prompt::Start(GenerateRequest request, InferenceSer
 
 void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
   exchange_->Guarded([&] {
+    if (exchange_->over_) return generation_->Cancel();
+    if (!exchange_->Reserve(prompt.tokens.size())) return generation_->Cancel();
     if (exchange_->form_.echo && text_.empty()) {
       std::string bytes;
       for (TokenId token : prompt.tokens) {
@@ -148,6 +152,20 @@ void OpenAiExchange::Prompt::OnDone(const GenerationEnd& end) {
     exchange_->answer_->AddUsage(end.usage);
     if (--exchange_->running_ == 0) exchange_->Complete();
   });
+}
+
+bool OpenAiExchange::Reserve(std::size_t prompt_tokens) {
+  std::size_t each = 0;  // for a token of the prompt
+  for (const std::int32_t top : {form_.prompt_top, form_.echo_top}) {
+    if (top != LogprobSpec::kOff) each += n_ * (1 + static_cast<std::size_t>(top));
+  }
+  prompt_logprobs_ += prompt_tokens * each;
+  if (prompt_logprobs_ <= kMaxPromptLogprobs) return true;
+  const char* const field = form_.prompt_top != LogprobSpec::kOff ? "prompt_logprobs" : "logprobs";
+  Fail(InvalidField(field, Cat(field, ": the answer would have more than ", kMaxPromptLogprobs,
+                               " log-probabilities of prompt tokens; ask for fewer alternatives, "
+                               "choices or prompts")));
+  return false;
 }
 
 void OpenAiExchange::Begin() {

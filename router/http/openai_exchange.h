@@ -3,6 +3,7 @@
 // cancels the generations that still run. It lives on the I/O loop's thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,6 +23,9 @@ namespace flotilla::router {
 // (InferenceService::Validate). May be called on any thread.
 absl::StatusOr<OpenAiBody<GenerateRequest>> Validate(OpenAiBody<ApiRequest> body,
                                                      const InferenceService& service);
+
+// The log-probabilities of prompts that one answer may have: 20 MB of JSON.
+inline constexpr std::size_t kMaxPromptLogprobs = std::size_t{1} << 18;
 
 class OpenAiExchange final : public HttpExchange {
  public:
@@ -60,6 +64,9 @@ class OpenAiExchange final : public HttpExchange {
   // Runs `work`. If it cannot get memory, this request fails, and no other.
   template <class Work>
   void Guarded(Work work);
+  // Adds to the log-probabilities of prompts that the answer has, of which there may be
+  // kMaxPromptLogprobs; false: there are more, and the request has failed.
+  bool Reserve(std::size_t prompt_tokens);
   void Begin();
   void Write();
   void Fail(const absl::Status& status);
@@ -73,6 +80,8 @@ class OpenAiExchange final : public HttpExchange {
   std::unique_ptr<OpenAiAnswer> answer_;
   std::string out_;  // events not yet handed to the reply
   std::uint32_t running_ = 0;
+  std::size_t prompt_logprobs_ = 0;
+  std::uint32_t n_ = 1;
   bool begun_ = false;
   bool over_ = false;                             // answered in full, or failed
   std::vector<std::unique_ptr<Prompt>> prompts_;  // last: they use the rest

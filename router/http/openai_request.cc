@@ -124,6 +124,11 @@ void ReadStreamOptions(ObjectReader& reader, bool permissive, AnswerForm& form) 
   reader.Fail(inner.Finish(permissive, &form.ignored));
 }
 
+// A number of alternatives, or one that the validator refuses.
+std::int32_t Clipped(std::int64_t top) {
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(top, 0, LogprobSpec::kMaxTop));
+}
+
 // The parameters that both bodies have, and the fields that both refuse or ignore.
 void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& api,
                 AnswerForm& form) {
@@ -135,6 +140,13 @@ void ReadCommon(ObjectReader& reader, const ParseOptions& options, ApiRequest& a
   form.tokens_as_token_ids = reader.Bool("return_tokens_as_token_ids").value_or(false);
   ReadStreamOptions(reader, options.permissive, form);
   api.stream = form.stream;
+  if (api.prompt_logprobs.has_value()) {
+    if (form.stream) {
+      reader.Unsupported("prompt_logprobs", "is not supported together with 'stream'");
+    }
+    // The validator refuses what is too much.
+    form.prompt_top = Clipped(*api.prompt_logprobs);
+  }
   reader.Fail(CheckSizes(api, options.limits));
 
   reader.Ignored({"user", "metadata", "store", "service_tier", "safety_identifier",
@@ -240,7 +252,10 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseCompletion(std::string_view body,
   form.echo = reader.Bool("echo").value_or(false);
   api.logprobs = reader.Int("logprobs");
   form.logprobs = api.logprobs.has_value();
-  if (form.echo) api.prompt_logprobs = api.logprobs;
+  if (form.echo && form.logprobs) {
+    form.echo_top = Clipped(*api.logprobs);
+    api.prompt_logprobs = std::max(api.prompt_logprobs.value_or(0), *api.logprobs);
+  }
   reader.UnsupportedUnless("suffix", {""});
   reader.UnsupportedUnless("chat_template_kwargs", {Json::object()});
   reader.UnsupportedUnless("documents", {Json::array()});

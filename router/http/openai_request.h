@@ -23,6 +23,9 @@ struct AnswerForm {
   bool continuous_usage = false;  // with include_usage: every event has its choice's usage so far
   bool echo = false;              // completions: the prompt is part of the text
   bool logprobs = false;          // the answer carries them
+  // How many alternatives the tokens of the echoed prompt have, and those of the answer's
+  // prompt_logprobs. kOff: there are none.
+  std::int32_t echo_top = LogprobSpec::kOff, prompt_top = LogprobSpec::kOff;
   bool tokens_as_token_ids = false;  // tokens are written "token_id:N"
   // Unknown fields that a permissive server ignored.
   std::vector<std::string> ignored;

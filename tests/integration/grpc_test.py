@@ -1,5 +1,7 @@
 """flotilla.v1 through grpcio, a gRPC stack that shares no code with the server's."""
 
+import random
+import struct
 import time
 
 import grpc
@@ -65,6 +67,29 @@ def test_logprobs_agree_with_the_reference(stub, pb):
         assert position.chosen.token_id == token
         assert position.top[0].token_id == token
         assert len(position.top) == 5
+
+
+def test_prompt_logprobs_are_those_of_http(server, stub, pb):
+    """The same bits, whether the prompt is computed in chunks, again, or beside other work."""
+    ids = random.Random(5).choices(range(1000, 40000), k=300)
+    request = pb.messages.GenerateRequest(model=MODEL, token_ids=dict(ids=ids), max_tokens=0)
+    request.logprobs.prompt_top = 3
+    want = [{p.chosen.token_id: p.chosen.logprob, **{top.token_id: top.logprob for top in p.top}}
+            for response in stub.Generate(request) for p in response.prompt_logprobs.positions]
+    assert len(want) == len(ids) - 1
+    for fields in (dict(max_tokens=0, n=2), dict(max_tokens=3, temperature=0)):
+        answer = server.post("/v1/completions", model=MODEL, prompt=ids, prompt_logprobs=3, **fields)
+        for choice in answer["choices"]:
+            first, *rest = choice["prompt_logprobs"]
+            assert first is None
+            got = [{int(token): entry["logprob"] for token, entry in place.items()}
+                   for place in rest]
+            # JSON has the shortest decimals that are the same floats.
+            as_float = [{token: struct.pack("f", value) for token, value in place.items()}
+                        for place in (*want, *got)]
+            assert as_float[:len(want)] == as_float[len(want):]
+            ranks = [place[str(token)]["rank"] for place, token in zip(rest, ids[1:])]
+            assert None in ranks
 
 
 def test_cancel_frees_everything(server, stub, pb):

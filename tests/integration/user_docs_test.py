@@ -226,6 +226,11 @@ PROBES = {
         CHAT, dry_multiplier=1, dry_sequence_breakers=["z" * n]),
     "`n`, `best_of`": lambda n: body(CHAT, n=n),
     "`top_logprobs`, `logprobs`": lambda n: body(CHAT, logprobs=True, top_logprobs=n),
+    "`prompt_logprobs`": lambda n: body(CHAT, prompt_logprobs=n),
+    # 64 choices with 16 numbers for each token.
+    "log-probabilities of prompt tokens in an answer": lambda n: body(
+        COMPLETIONS, max_tokens=0, n=64, prompt_logprobs=15,
+        prompt=[[1] * (n // 1024)] + [[1]] * (n % 1024)),
     "`timeout_ms`": lambda n: body(CHAT, timeout_ms=n),
     "`request_id`, `cache_salt`, bytes": lambda n: body(CHAT, cache_salt="s" * n),
     # The only likely output is the end.

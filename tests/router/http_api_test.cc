@@ -1,6 +1,8 @@
 // Tests the HTTP API with real sockets: what clients get, and which requests reach the engine.
 #include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -232,6 +234,70 @@ TEST_F(HttpTest, EchoWithPromptLogprobsAndNoOutput) {
   EXPECT_TRUE(logprobs["token_logprobs"][2].is_number());
   EXPECT_GE(logprobs["top_logprobs"][2].size(), 2u);
   EXPECT_EQ(engine_->submitted()[0].stop.max_tokens, 0u);
+}
+
+TEST_F(HttpTest, PromptLogprobsInVllmsShape) {
+  Serve();
+  const std::string fields = R"({"model":"m","prompt":[504,3575,282],"max_tokens":0,"n":2)";
+  const auto ask = [&](const std::string& more) {
+    return Post("/v1/completions", fields + more + "}").json();
+  };
+  const json choices = ask(R"(,"prompt_logprobs":2)")["choices"];
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_TRUE(choices[0]["logprobs"].is_null());
+  const json& logprobs = choices[0]["prompt_logprobs"];
+  EXPECT_EQ(choices[1]["prompt_logprobs"], logprobs);
+  ASSERT_EQ(logprobs.size(), 3u);
+  EXPECT_TRUE(logprobs[0].is_null());
+  std::set<int> ranks;
+  for (const auto& [token, entry] : logprobs[2].items()) {
+    EXPECT_TRUE(entry["logprob"].is_number());
+    EXPECT_EQ(entry.size(), 3u);
+    EXPECT_EQ(entry["decoded_token"], text_.tokenizer->TokenBytes(std::stoi(token)));
+    ranks.insert(entry["rank"].is_null() ? 0 : entry["rank"].get<int>());
+  }
+  EXPECT_TRUE(ranks.contains(1) && ranks.contains(2));
+  EXPECT_TRUE(logprobs[1].contains("3575") && logprobs[2].contains("282"));
+  // Beside an echo, which has another number of alternatives, both have the same numbers.
+  for (const auto& [top, echoed] : {std::pair(0, 2), std::pair(2, 0)}) {
+    const json both = ask(R"(,"echo":true,"logprobs":)" + std::to_string(echoed) +
+                          R"(,"prompt_logprobs":)" + std::to_string(top))["choices"][0];
+    EXPECT_EQ(both["prompt_logprobs"][2].size(), top == 0 ? 1u : logprobs[2].size());
+    const json& own = both["prompt_logprobs"][2]["282"];
+    EXPECT_EQ(own["logprob"], logprobs[2]["282"]["logprob"]);
+    EXPECT_EQ(own["logprob"], both["logprobs"]["token_logprobs"][2]);
+    EXPECT_EQ(both["logprobs"]["top_logprobs"][2].size(), echoed == 0 ? 1u : logprobs[2].size());
+  }
+  const json chat = Chat(R"(,"prompt_logprobs":0)").json();
+  EXPECT_EQ(chat["prompt_logprobs"].size(), chat["usage"]["prompt_tokens"]);
+  EXPECT_FALSE(chat["choices"][0].contains("prompt_logprobs"));
+  EXPECT_FALSE(ask("")["choices"][0].contains("prompt_logprobs"));
+  EXPECT_EQ(ask(R"(,"prompt_logprobs":2,"stream":true)")["error"]["param"], "prompt_logprobs");
+  EXPECT_EQ(ask(R"(,"prompt_logprobs":21)")["error"]["param"], "prompt_logprobs");
+  EXPECT_EQ(ask(R"(,"prompt_logprobs":-1)")["error"]["param"], "prompt_logprobs");
+}
+
+// The bound is of all prompts, choices and forms together.
+TEST_F(HttpTest, PromptLogprobsAreBounded) {
+  Serve();
+  const auto ask = [&](int prompts, const std::string& more) {
+    std::string prompt = "[0", all;  // 128 tokens
+    for (int i = 1; i < 128; ++i) prompt += ",1";
+    for (int i = 0; i < prompts; ++i) all += (i > 0 ? "," : "") + prompt + "]";
+    return Post("/v1/completions",
+                R"({"model":"m","max_tokens":0,"n":4,"prompt":[)" + all + "]" + more + "}");
+  };
+  EXPECT_EQ(ask(24, R"(,"prompt_logprobs":20)").status, 200);  // 258,048
+  for (const auto& [more, field] :
+       {std::pair(R"(,"prompt_logprobs":20)", "prompt_logprobs"),
+        std::pair(R"(,"echo":true,"logprobs":20)", "logprobs"),
+        std::pair(R"(,"echo":true,"logprobs":9,"prompt_logprobs":10)", "prompt_logprobs")}) {
+    const HttpResponse refused = ask(25, more);
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.json()["error"]["param"], field);
+    EXPECT_NE(refused.body.find("262144"), std::string::npos) << refused.body;
+  }
+  EXPECT_EQ(ask(25, R"(,"prompt_logprobs":19)").status, 200);
 }
 
 TEST_F(HttpTest, StreamedEchoComesFirst) {

@@ -77,7 +77,6 @@ TEST(Parameters, AreInTheManualWithRangeAndDefault) {
   const auto rows = ManualRows();
   for (const Parameter& row : kParameters) {
     const std::string name = absl::StrCat("`", std::string(row.name), "`");
-    if (row.name == "prompt_logprobs") continue;  // HTTP has echo
     bool found = false;
     for (const auto& columns : rows) {
       ASSERT_EQ(columns.size(), 4u) << columns[0];
@@ -200,7 +199,7 @@ TEST(Parameters, AndOtherFieldsAreOnBothApisOrHaveAReason) {
   }
   std::set<std::string> reached;
   for (const auto& [name, counterpart] : counterparts) {
-    EXPECT_TRUE(documented.contains(name) || name == "prompt_logprobs") << name;
+    EXPECT_TRUE(documented.contains(name)) << name;
     if (counterpart.starts_with("(")) continue;
     std::stringstream paths(counterpart);
     for (std::string path; paths >> path;) {
