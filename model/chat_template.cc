@@ -43,6 +43,9 @@ absl::StatusOr<std::vector<TextPiece>> ChatTemplate::Render(
   if (!options.unk_token.empty()) {
     variables.emplace_back("unk_token", heap.NewText(options.unk_token));
   }
+  if (!options.pad_token.empty()) {
+    variables.emplace_back("pad_token", heap.NewText(options.pad_token));
+  }
   if (!heap.ok()) return heap.status();
   const uint64_t read = kMost - heap.steps_left();
   heap.set_steps_left(std::min(heap.steps_left(), options.max_steps + kStepsPerRead * read));

@@ -43,7 +43,8 @@ struct ChatTemplateOptions {
   bool add_generation_prompt = true;
   std::string bos_token;  // texts of the special tokens, from the template's side
   std::string eos_token;
-  std::string unk_token;         // empty: the variable is undefined
+  std::string unk_token;  // of this and the next: empty, the variable is undefined
+  std::string pad_token;
   nlohmann::ordered_json tools;  // null: the variable is undefined
   nlohmann::ordered_json extra;  // object: further variables, e.g. enable_thinking
   // What strftime_now(format) returns. If it is not set, the call is refused.

@@ -205,6 +205,7 @@ absl::StatusOr<Pieces> ChatPrompt::RenderMessages(const Conversation& conversati
   options.bos_token = tokenizer.TokenBytes(tokenizer.bos_id());
   options.eos_token = tokenizer.TokenBytes(tokenizer.eos_id());
   options.unk_token = tokenizer.TokenBytes(tokenizer.unknown_id());
+  options.pad_token = tokenizer.TokenBytes(tokenizer.pad_id());
   options.strftime_now = parts_.strftime_now;
   if (conversation.offers_tools()) options.tools = ToolsJson(conversation.tools);
   if (!conversation.template_kwargs.empty()) options.extra = Parsed(conversation.template_kwargs);

@@ -138,6 +138,14 @@ struct NamedTemplate {
   bool operator==(const NamedTemplate&) const = default;
 };
 
+// A value of the sampling that a model's files recommend.
+struct SamplingDefault {
+  std::string name;  // of the parameter (common/types/parameters.h)
+  double value = 0;  // as the file has it; not a number: the file has something else there
+
+  bool operator==(const SamplingDefault&) const = default;
+};
+
 struct TokenizerBundle {
   // As GGUF names it: "gpt2" is byte-level BPE, "llama" SentencePiece's BPE of characters, "t5"
   // Unigram and "bert" WordPiece.
@@ -161,6 +169,7 @@ struct TokenizerBundle {
   TokenId eot = -1;      // ends a turn
   TokenId eom = -1;      // ends a message
   TokenId unknown = -1;  // stands for text without a token
+  TokenId pad = -1;      // fills batches; only templates use it
   // Tokens that end an answer, beside eos, eot and eom.
   static constexpr std::size_t kMaxEnds = 64;
   std::vector<TokenId> more_ends;
@@ -177,6 +186,9 @@ struct TokenizerBundle {
   std::vector<AddedTokenRule> added_rules;  // of tokens that have any
   std::optional<std::string> chat_template;
   std::vector<NamedTemplate> more_templates;  // "tool_use" is for requests with tools
+  // How the model's authors draw its tokens: each parameter once.
+  static constexpr std::size_t kMaxSampling = 32;
+  std::vector<SamplingDefault> sampling;
 
   bool operator==(const TokenizerBundle&) const = default;
 };

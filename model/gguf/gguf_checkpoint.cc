@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -99,6 +100,8 @@ class TokenizerReader {
     bundle.eot = Id("eot", count);
     bundle.eom = Id("eom", count);
     bundle.unknown = Id("unknown", count);
+    bundle.pad = PaddingId(count);
+    bundle.sampling = ReadSampling();
     bundle.add_bos = Flag("tokenizer.ggml.add_bos_token");
     bundle.add_eos = Flag("tokenizer.ggml.add_eos_token");
     if (bundle.kind == "llama") {
@@ -159,6 +162,36 @@ class TokenizerReader {
     if (id < count) return static_cast<TokenId>(id);
     Fail(InvalidArgument(key, " = ", id, " is outside the vocabulary of ", count));
     return -1;
+  }
+
+  // Nothing but templates needs it, so a file that has it wrong is no worse without it.
+  TokenId PaddingId(size_t count) const {
+    const auto id = file_.GetUint("tokenizer.ggml.padding_token_id");
+    return id.ok() && *id < count ? static_cast<TokenId>(*id) : -1;
+  }
+
+  // As llama.cpp's converter writes it.
+  std::vector<SamplingDefault> ReadSampling() const {
+    constexpr std::pair<const char*, const char*> kNames[] = {
+        {"temp", "temperature"},
+        {"top_k", "top_k"},
+        {"top_p", "top_p"},
+        {"min_p", "min_p"},
+        {"xtc_probability", "xtc_probability"},
+        {"xtc_threshold", "xtc_threshold"},
+        {"penalty_repeat", "repetition_penalty"}};
+    std::vector<SamplingDefault> sampling;
+    for (const auto& [key, name] : kNames) {
+      const std::string path = Cat("general.sampling.", key);
+      if (!Has(path)) continue;
+      double value = std::numeric_limits<double>::quiet_NaN();
+      if (const auto real = file_.GetFloat(path); real.ok()) value = *real;
+      if (const auto integer = file_.GetUint(path); integer.ok()) {
+        value = static_cast<double>(*integer);
+      }
+      sampling.push_back({.name = name, .value = value});
+    }
+    return sampling;
   }
 
   // The file has a mark in front of tokens that begin a word, and nothing in front of the others.

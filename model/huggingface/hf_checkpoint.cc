@@ -384,11 +384,12 @@ class HfCheckpoint final : public Checkpoint {
       if (!status.ok()) return status;
     }
     if (folder.Has("generation_config.json")) {
-      const auto generation = ReadJson(folder, "generation_config.json", kConfigBounds);
+      auto generation = ReadJson(folder, "generation_config.json", kConfigBounds);
       if (!generation.ok()) return generation.status();
       const absl::Status status =
           AddEnds(Member(&*generation, "eos_token_id"), "generation_config.json", files.end_ids);
       if (!status.ok()) return status;
+      files.generation = *std::move(generation);
     }
     auto bundle = ReadHfTokenizer(std::move(files));
     tokenizer_status_ = bundle.status();

@@ -1,6 +1,7 @@
 #include "model/huggingface/hf_tokenizer.h"
 
 #include <algorithm>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -171,6 +172,7 @@ class Reader {
       if (!bundle.ok()) return bundle.status();
       bundle_ = *std::move(bundle);
       ReadSpecials();
+      ReadSampling();
       ReadTemplate();
       if (!status_.ok()) return status_;
       return std::move(bundle_);
@@ -189,6 +191,7 @@ class Reader {
     ReadTokens();
     if (type_ == "BPE") ReadMerges();
     ReadSpecials();
+    ReadSampling();
     ReadPostProcessor();
     ReadTemplate();
     if (!status_.ok()) return status_;
@@ -461,6 +464,23 @@ class Reader {
     const Json& adds = At(config, "add_bos_token");
     if (adds.is_boolean()) bundle_.add_bos = adds.get<bool>();
     bundle_.add_eos = Flag(config, "add_eos_token", bundle_.add_eos.value_or(false));
+    // Nothing but templates needs it, so a folder that has it wrong is no worse without it.
+    const auto pad = std::ranges::find(bundle_.tokens, TokenText(At(config, "pad_token")));
+    if (pad != bundle_.tokens.end() && !pad->empty()) {
+      bundle_.pad = static_cast<TokenId>(pad - bundle_.tokens.begin());
+    }
+  }
+
+  // What vLLM reads of it, and typical_p.
+  void ReadSampling() {
+    for (const char* name :
+         {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"}) {
+      const Json& value = At(files_.generation, name);
+      if (value.is_null()) continue;
+      const double none = std::numeric_limits<double>::quiet_NaN();
+      bundle_.sampling.push_back(
+          {.name = name, .value = value.is_number() ? value.get<double>() : none});
+    }
   }
 
   // Templates in files of their own go before those in tokenizer_config.json. Of several the one

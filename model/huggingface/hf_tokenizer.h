@@ -23,6 +23,7 @@ struct HfTokenizerFiles {
                                              // tokenizer_config.json
   std::vector<NamedTemplate> more_templates;  // of additional_chat_templates, by name
   std::vector<uint64_t> end_ids;              // eos_token_id of the configurations, each once
+  Json generation;                            // generation_config.json; null: there is none
   // Rows of the table of token vectors; 0: unknown. Ids without a token are unused ones, as in the
   // files that llama.cpp's converter writes. Added tokens beyond the rows are left out, as there.
   uint64_t rows = 0;

@@ -399,6 +399,7 @@ void Tokenizer::ReadSpecials(const TokenizerBundle& bundle) {
   bos_id_ = bundle.bos;
   eos_id_ = bundle.eos;
   unknown_id_ = bundle.unknown;
+  pad_id_ = bundle.pad;
   const bool adds_bos =
       !pipeline_.has_value() && (!byte_level_ || pretokenizer_->adds_bos_by_default());
   add_bos_ = bundle.add_bos.value_or(adds_bos) && bos_id_ >= 0;

@@ -87,6 +87,7 @@ class Tokenizer {
   TokenId bos_id() const { return bos_id_; }          // -1: none
   TokenId eos_id() const { return eos_id_; }          // -1: none
   TokenId unknown_id() const { return unknown_id_; }  // -1: none
+  TokenId pad_id() const { return pad_id_; }          // -1: none
 
   // Whether a text that is decoded loses a space at its beginning, because texts get one there when
   // they are encoded.
@@ -203,6 +204,7 @@ class Tokenizer {
   TokenId bos_id_ = -1;
   TokenId eos_id_ = -1;
   TokenId unknown_id_ = -1;
+  TokenId pad_id_ = -1;
   bool add_bos_ = false;
   bool add_eos_ = false;
   std::vector<TokenId> prefix_, suffix_;

@@ -120,6 +120,12 @@ std::string WriteTokenizer(const TokenizerBundle& tokenizer) {
     proto.add_more_end_ids(static_cast<std::uint32_t>(end));
   }
   if (tokenizer.unknown >= 0) proto.set_unknown_id(tokenizer.unknown);
+  if (tokenizer.pad >= 0) proto.set_pad_id(tokenizer.pad);
+  for (const SamplingDefault& one : tokenizer.sampling) {
+    v1::SamplingDefault* to = proto.add_sampling();
+    to->set_name(one.name);
+    to->set_value(one.value);
+  }
   if (tokenizer.add_bos.has_value()) proto.set_add_bos(*tokenizer.add_bos);
   if (tokenizer.add_eos.has_value()) proto.set_add_eos(*tokenizer.add_eos);
   proto.mutable_split_patterns()->Assign(tokenizer.split_patterns.begin(),
@@ -181,6 +187,14 @@ absl::StatusOr<TokenizerBundle> ReadTokenizer(std::string_view bytes) {
     tokenizer.more_ends.push_back(id("more_end_ids", true, value));
   }
   tokenizer.unknown = id("unknown_id", proto.has_unknown_id(), proto.unknown_id());
+  tokenizer.pad = id("pad_id", proto.has_pad_id(), proto.pad_id());
+  if (proto.sampling_size() > static_cast<int>(TokenizerBundle::kMaxSampling)) {
+    return InvalidArgument("tokenizer.sampling has ", proto.sampling_size(),
+                           " values, not at most ", TokenizerBundle::kMaxSampling);
+  }
+  for (const v1::SamplingDefault& one : proto.sampling()) {
+    tokenizer.sampling.push_back({.name = one.name(), .value = one.value()});
+  }
   for (const v1::AddedTokenRule& rule : proto.added_rules()) {
     tokenizer.added_rules.push_back({.id = id("added_rules", true, rule.id()),
                                      .strips_left = rule.strips_left(),

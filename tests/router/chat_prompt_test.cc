@@ -116,12 +116,13 @@ TEST(ChatPrompt, TemplatesThatWantTextGetText) {
 TEST(ChatPrompt, VariablesReachTheTemplate) {
   const Prompt prompt(
       "{{ documents[0].title }} {{ enable_thinking }} {{ add_generation_prompt }} "
-      "{{ bos_token }} {{ unk_token }} {{ strftime_now('%Y') }}");
+      "{{ bos_token }} {{ unk_token }} {{ pad_token }} {{ strftime_now('%Y') }}");
   Conversation chat = Of({{.role = "user", .content = "x"}});
   chat.documents = R"([{"title":"t"}])";
   chat.template_kwargs = R"({"enable_thinking":false})";
   const std::string unknown(TestTokenizer().TokenBytes(TestTokenizer().unknown_id()));
-  EXPECT_EQ(prompt(chat), "t False True <|im_start|> " + unknown + " now %Y");
+  // The model's file says padding_token_id 2.
+  EXPECT_EQ(prompt(chat), "t False True <|im_start|> " + unknown + " <|im_end|> now %Y");
 }
 
 TEST(ChatPrompt, TheTemplateForToolsIsUsedForTools) {

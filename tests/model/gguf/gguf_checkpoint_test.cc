@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -99,6 +100,45 @@ TEST(GgufCheckpoint, TokenizerSaysWhatTheFileSays) {
   EXPECT_THAT(StopTokens(*tokenizer), ElementsAre(testing::kTinyEndOfText, testing::kTinyImEnd));
   // The value that versions before the bundle computed from the file.
   EXPECT_EQ(TokenizerHash(*tokenizer), 0x308c3f25dc501df1);
+}
+
+// Values that other servers do not read either are no reason to refuse a file.
+TEST(GgufCheckpoint, SamplingAndPaddingAreWhatTheFileSays) {
+  const auto read = [](void (*change)(testing::GgufBuilder&)) {
+    testing::GgufBuilder builder;
+    builder.AddString("general.architecture", "llama");
+    builder.AddString("tokenizer.ggml.model", "gpt2");
+    builder.AddStrings("tokenizer.ggml.tokens", {"a", "b"});
+    builder.AddInts("tokenizer.ggml.token_type", {1, 1});
+    change(builder);
+    const auto bytes = builder.Build();
+    const auto tokenizer = (*ParseCheckpoint(bytes))->ReadTokenizer();
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return *tokenizer;
+  };
+  const TokenizerBundle none = read([](auto&) {});
+  EXPECT_EQ(none.pad, -1);
+  EXPECT_TRUE(none.sampling.empty());
+  const TokenizerBundle some = read([](auto& builder) {
+    builder.AddUint32("tokenizer.ggml.padding_token_id", 1);
+    builder.AddFloat("general.sampling.temp", 0.5f);
+    builder.AddUint32("general.sampling.top_k", 20);
+    builder.AddFloat("general.sampling.penalty_repeat", 1.25f);
+    builder.AddUint32("general.sampling.mirostat", 2);
+    builder.AddString("general.sampling.sequence", "kt");
+  });
+  EXPECT_EQ(some.pad, 1);
+  EXPECT_EQ(some.sampling, (std::vector<SamplingDefault>{
+                               {"temperature", 0.5}, {"top_k", 20}, {"repetition_penalty", 1.25}}));
+  EXPECT_EQ(TokenizerHash(some), TokenizerHash(none)) << "text becomes tokens as without them";
+  const TokenizerBundle wrong = read([](auto& builder) {
+    builder.AddUint32("tokenizer.ggml.padding_token_id", 2);
+    builder.AddString("general.sampling.top_p", "0.5");
+  });
+  EXPECT_EQ(wrong.pad, -1);
+  ASSERT_EQ(wrong.sampling.size(), 1u);
+  EXPECT_EQ(wrong.sampling[0].name, "top_p");
+  EXPECT_TRUE(std::isnan(wrong.sampling[0].value));
 }
 
 std::string Refusal(void (*change)(testing::GgufBuilder&)) {

@@ -564,6 +564,37 @@ TEST_F(HfCheckpointTest, ManyTokensEndAnAnswer) {
                                  "list of up to 64"));
 }
 
+TEST_F(HfCheckpointTest, SamplingAndPaddingAreWhatTheFilesSay) {
+  const auto read = [&](const Json& generation, const Json& pad) {
+    Json settings = Read("tokenizer_config.json");
+    settings["pad_token"] = pad;
+    Write("tokenizer_config.json", settings);
+    Write("generation_config.json", generation);
+    const auto file = OpenCheckpoint(folder_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    const auto tokenizer = (*file)->ReadTokenizer();
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return *tokenizer;
+  };
+  const TokenizerBundle some = read({{"temperature", 0.6},
+                                     {"top_k", 20},
+                                     {"do_sample", true},
+                                     {"top_p", nullptr},
+                                     {"typical_p", "1"},
+                                     {"max_new_tokens", 5}},
+                                    {{"content", "<|im_end|>"}});
+  ASSERT_EQ(some.sampling.size(), 3u);
+  EXPECT_EQ(some.sampling[0], (SamplingDefault{"temperature", 0.6}));
+  EXPECT_EQ(some.sampling[1], (SamplingDefault{"top_k", 20}));
+  EXPECT_EQ(some.sampling[2].name, "typical_p");
+  EXPECT_TRUE(std::isnan(some.sampling[2].value));
+  ASSERT_GE(some.pad, 0);
+  EXPECT_EQ(some.tokens[some.pad], "<|im_end|>");
+  const TokenizerBundle none = read({{"do_sample", true}}, "no such token");
+  EXPECT_TRUE(none.sampling.empty());
+  EXPECT_EQ(none.pad, -1);
+}
+
 TEST_F(HfCheckpointTest, ChatTemplatesHaveNames) {
   const auto read = [&] {
     const auto file = OpenCheckpoint(folder_);
@@ -703,6 +734,7 @@ TEST(HfTokenizer, IsTheBundleThatGgufHas) {
   const TokenizerBundle expected = *(*gguf)->ReadTokenizer();
   const testing::ScratchDirectory scratch;
   Json config = testing::TokenizerConfigJson(expected);
+  config["pad_token"] = expected.tokens.at(expected.pad);
   const std::string text = *expected.chat_template;
   config["chat_template"] = Json::array(
       {{{"name", "tool_use"}, {"template", "x"}}, {{"name", "default"}, {"template", text}}});

@@ -33,6 +33,7 @@ TokenizerBundle Full() {
           .eot = 2,
           .eom = 0,
           .unknown = 1,
+          .pad = 2,
           .more_ends = {1, 2},
           .add_bos = false,
           .add_eos = true,
@@ -46,7 +47,8 @@ TokenizerBundle Full() {
                           {.id = 1, .byte = true},
                           {.id = 0, .strips_right = true, .whole_word = true, .in_model = true}},
           .chat_template = "",
-          .more_templates = {{.name = "tool_use", .text = "x"}, {.name = "rag", .text = ""}}};
+          .more_templates = {{.name = "tool_use", .text = "x"}, {.name = "rag", .text = ""}},
+          .sampling = {{.name = "temperature", .value = 0.6}, {.name = "top_k", .value = 20}}};
 }
 
 TEST(TokenizerCodec, BringsEveryField) {
