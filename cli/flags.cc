@@ -60,6 +60,11 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The most tokens of one request, prompt and output together. 0 means the length that the "
      "model was trained for.",
      kGroup},
+    {"--model-sampling", &RoleFlags::model_sampling, "", 0, 0, kModel,
+     "Parameters of sampling that a request leaves out are what the model's files recommend: "
+     "generation_config.json of a folder, or general.sampling of a GGUF file. /v1/models always "
+     "shows them.",
+     kServe | kRouter | kRun},
 
     {"--host", &RoleFlags::host, "ADDRESS", 0, 0, kListen,
      "The address that this process listens on.", kAll},

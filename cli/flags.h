@@ -83,6 +83,7 @@ struct RoleFlags {
   std::int64_t drain_seconds = 30;
   std::int64_t stop_step_seconds = 5;
   bool permissive = false;
+  bool model_sampling = false;
   std::string tenant_header;
   std::string api_keys_file;
   bool admin = false;

@@ -59,8 +59,9 @@ std::string FormatNow(std::string_view format) {
 }
 
 // The options without limits of keys.
-router::ServiceOptions MakeServiceOptions(Logger* log) {
+router::ServiceOptions MakeServiceOptions(Logger* log, bool model_sampling) {
   router::ServiceOptions options;
+  options.model_sampling = model_sampling;
   options.tokenizer_threads = TokenizerThreads(AvailableCpus());
   options.strftime_now = FormatNow;
   options.on_over = [log](const router::RequestRecord& record) { LogOver(*log, record); };
@@ -72,8 +73,9 @@ class FrontendsImpl final : public Frontends {
   FrontendsImpl(const RoleFlags& flags, const Parts& parts)
       : flags_(flags),
         parts_(parts),
-        service_(router::InferenceService::Create(WithLimits(MakeServiceOptions(parts.log)),
-                                                  parts.clock, parts.unknown)) {}
+        service_(router::InferenceService::Create(
+            WithLimits(MakeServiceOptions(parts.log, flags.model_sampling)), parts.clock,
+            parts.unknown)) {}
 
   absl::Status AddModel(const std::string& model_id, const TokenizerBundle& bundle, Engine* engine,
                         router::RouterMetrics* metrics) override {
@@ -93,6 +95,7 @@ class FrontendsImpl final : public Frontends {
                         .tokenizer = &text.tokenizer,
                         .chat_template = text.chat_template ? &*text.chat_template : nullptr,
                         .tool_template = text.tool_template ? &*text.tool_template : nullptr,
+                        .sampling = SamplingOf(model_id, bundle),
                         .metrics = metrics});
     return absl::OkStatus();
   }
@@ -142,6 +145,19 @@ class FrontendsImpl final : public Frontends {
     if (made.ok()) return *std::move(made);
     parts_.log->Warning(refusal, {{"model", model_id}, {"reason", made.status()}});
     return std::nullopt;
+  }
+
+  // What the model's files recommend. What is wrong there is left out, and the log says so.
+  std::vector<SamplingDefault> SamplingOf(const std::string& model_id,
+                                          const TokenizerBundle& bundle) {
+    std::vector<std::string> refused;
+    std::vector<SamplingDefault> usable = router::UsableSampling(
+        bundle.sampling, static_cast<std::uint32_t>(bundle.tokens.size()), refused);
+    for (const std::string& reason : refused) {
+      parts_.log->Warning("a value of the model's own sampling is ignored",
+                          {{"model", model_id}, {"reason", reason}});
+    }
+    return usable;
   }
 
   // Requests begin only within the limits of their key's owner, once the gate is open.

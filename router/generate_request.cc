@@ -1,6 +1,7 @@
 #include "router/generate_request.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -240,6 +241,32 @@ void SetDefault(const Parameter& row, std::optional<T>& value) {
   }
 }
 
+// Sets a parameter that the client left out.
+template <class T>
+void Fill(T&, double) {}
+template <class T>
+requires std::is_arithmetic_v<T>
+void Fill(std::optional<T>& asked, double value) {
+  if (!asked) asked = static_cast<T>(value);
+}
+
+// Calls visit(row, member) for the row of the sampler with this name, if there is one.
+template <class Visit>
+void VisitOfSampler(std::string_view name, Visit visit) {
+  for (const Parameter& row : kParameters) {
+    if (row.name != name || row.sampler.index() == 0) continue;
+    std::visit([&](auto member) { visit(row, member); }, row.asked);
+  }
+}
+
+// Beam search takes no parameters of the sampler.
+void FillSampling(const std::vector<SamplingDefault>& sampling, ApiRequest& api) {
+  if (api.use_beam_search) return;
+  for (const SamplingDefault& one : sampling) {
+    VisitOfSampler(one.name, [&](const Parameter&, auto member) { Fill(api.*member, one.value); });
+  }
+}
+
 // The error for a valid value that does not fit the value of another field.
 absl::Status Unsupported(std::string_view field, std::string_view message) {
   return WithField(absl::InvalidArgumentError(std::string(message)), field, kUnsupportedField);
@@ -359,12 +386,45 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   if (auto s = CheckConstraint(api, model); !s.ok()) return s;
   if (auto s = CheckBeams(api, bounds); !s.ok()) return s;
 
+  FillSampling(model.sampling, api);
   for (const Parameter& row : kParameters) {
     std::visit([&](auto member) { SetDefault(row, api.*member); }, row.asked);
   }
   api.timeout_absent = !api.timeout_ms.has_value();
   api.timeout_ms = api.timeout_ms.value_or(limits_.default_timeout_ms);
   return GenerateRequest(std::move(api));
+}
+
+std::vector<SamplingDefault> UsableSampling(const std::vector<SamplingDefault>& recommended,
+                                            std::uint32_t vocab_size,
+                                            std::vector<std::string>& refused) {
+  std::vector<SamplingDefault> usable;
+  const ModelLimits model{.id = {}, .vocab_size = vocab_size, .end_tokens = {}};
+  for (const SamplingDefault& one : recommended) {
+    std::string wrong = Cat(RepairUtf8(one.name.substr(0, 100)), " is no parameter of the sampler");
+    VisitOfSampler(one.name, [&](const Parameter& row, auto member) {
+      // A double has all integers up to this.
+      constexpr double kMost = std::int64_t{1} << 53;
+      const bool is_integer = std::abs(one.value) < kMost && one.value == std::trunc(one.value);
+      if (std::isnan(one.value)) {
+        wrong = Cat(row.name, " is not a number");
+      } else if (std::holds_alternative<std::int32_t SamplingParams::*>(row.sampler) &&
+                 !is_integer) {
+        wrong = Cat(row.name, " is ", one.value, "; it must be an integer");
+      } else {
+        ApiRequest api;
+        Fill(api.*member, one.value);
+        const absl::Status status = CheckValue(row, api.*member, Bounds{api, {}, model});
+        wrong = std::string(status.message());
+      }
+    });
+    if (wrong.empty()) {
+      usable.push_back(one);
+    } else {
+      refused.push_back(std::move(wrong));
+    }
+  }
+  return usable;
 }
 
 absl::Status CheckModel(std::string_view name, const ModelLimits& model) {

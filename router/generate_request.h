@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/types/parameters.h"
+#include "common/types/tokenizer_bundle.h"
 #include "router/conversation.h"
 
 namespace flotilla::router {
@@ -74,7 +75,15 @@ struct ModelLimits {
   std::uint32_t max_context = 0;    // prompt + output tokens
   std::uint32_t max_sequences = 1;  // of one request: bounds n and best_of
   std::vector<TokenId> end_tokens;  // the model's own
+  // What parameters are that a client leaves out: some of UsableSampling, or none.
+  std::vector<SamplingDefault> sampling = {};
 };
+
+// Of the values that a model's files recommend, those that a client could send, too. Appends to
+// `refused` why others cannot be used.
+std::vector<SamplingDefault> UsableSampling(const std::vector<SamplingDefault>& recommended,
+                                            std::uint32_t vocab_size,
+                                            std::vector<std::string>& refused);
 
 // The tokens that end a choice: the request's, which are inside the vocabulary,
 // and unless it ignores them the model's own. Sorted, unique.
@@ -114,7 +123,7 @@ class GenerateRequest {
   GenerateRequest(GenerateRequest&&) = default;
   GenerateRequest& operator=(GenerateRequest&&) = default;
 
-  // All values are in range, and parameters with a constant default are set. Texts are valid
+  // All values are in range, and parameters with a default are set. Texts are valid
   // UTF-8, token ids are inside the vocabulary, and a conversation is in bounds.
   const ApiRequest& api() const { return api_; }
   ApiRequest Release() && { return std::move(api_); }

@@ -165,12 +165,14 @@ class ServiceImpl final : public InferenceService, public GenerationRegistry {
     return *static_cast<IoLoopImpl&>(io_loop).state();
   }
 
-  static absl::StatusOr<ModelInfo> InfoOf(const Model& model) {
+  absl::StatusOr<ModelInfo> InfoOf(const Model& model) const {
     absl::StatusOr<EngineDescription> engine = model.served.engine->Describe();
     if (!engine.ok()) return absl::UnavailableError("the model is not ready yet");
     ModelInfo info;
     info.limits = {model.served.id, engine->vocab_size, engine->max_context, engine->max_sequences,
                    model.served.end_tokens};
+    info.sampling = model.served.sampling;
+    if (options_.model_sampling) info.limits.sampling = info.sampling;
     info.numerics_id = engine->numerics_id;
     info.exactness = engine->exactness;
     info.created_s = model.served.created_s;

@@ -157,7 +157,8 @@ struct ModelInfo {
   ModelLimits limits;
   std::uint64_t numerics_id = 0;
   Exactness exactness = Exactness::kBitwise;
-  std::int64_t created_s = 0;  // ServedModel::created_s
+  std::int64_t created_s = 0;                  // ServedModel::created_s
+  std::vector<SamplingDefault> sampling = {};  // ServedModel::sampling
 };
 
 // A model, with its tokenizer and chat template. It owns nothing; all that it points to
@@ -171,7 +172,8 @@ struct ServedModel {
   const model::ChatTemplate* chat_template = nullptr;  // null: no chat
   // Used where there are tools; null: chat_template is.
   const model::ChatTemplate* tool_template = nullptr;
-  RouterMetrics* metrics = nullptr;  // may be null
+  std::vector<SamplingDefault> sampling = {};  // what its files recommend, if it is usable
+  RouterMetrics* metrics = nullptr;            // may be null
 };
 
 struct TokenizeRequest {
@@ -216,6 +218,8 @@ struct ServiceOptions {
   std::uint32_t tokenizer_threads = 1;
   std::size_t tokenizer_queue = 256;              // jobs waiting; more are refused
   std::size_t tokenizer_queue_bytes = 32u << 20;  // their input
+  // Parameters of the sampler that a client leaves out are what the model's files recommend.
+  bool model_sampling = false;
   // How often a request is submitted in all, if engines give it back.
   std::uint32_t max_attempts = 8;
   // Called by Start with the tenant. Its error is that of Start; else the generation keeps what it

@@ -240,6 +240,17 @@ void ToProto(const ModelInfo& info, v1::GetModelInfoResponse* response) {
   response->set_numerics_id(info.numerics_id);
   response->set_bit_exact(info.exactness == Exactness::kBitwise);
   response->set_created_s(info.created_s);
+  v1::SamplingParams* sampling = response->mutable_model_sampling();
+  const google::protobuf::Reflection& access = *sampling->GetReflection();
+  for (const SamplingDefault& one : info.sampling) {
+    const auto* field = v1::SamplingParams::descriptor()->FindFieldByName(one.name);
+    if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_FLOAT) {
+      access.SetFloat(sampling, field, static_cast<float>(one.value));
+    } else {
+      access.SetInt32(sampling, field, static_cast<std::int32_t>(one.value));
+    }
+  }
+  response->set_model_sampling_used(!info.limits.sampling.empty());
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {

@@ -76,7 +76,15 @@ void AppendModel(const ModelInfo& model, std::string& out) {
   out += R"({"id":)";
   AppendJsonString(model.limits.id, out);
   out += Cat(R"(,"object":"model","created":)", model.created_s,
-             R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context, "}");
+             R"(,"owned_by":"flotilla","max_model_len":)", model.limits.max_context,
+             R"(,"model_sampling":{)");
+  for (const SamplingDefault& one : model.sampling) {
+    if (out.back() != '{') out.push_back(',');
+    AppendJsonString(one.name, out);
+    out.push_back(':');
+    AppendJsonFloat(static_cast<float>(one.value), out);
+  }
+  out += Cat(R"(},"model_sampling_used":)", model.limits.sampling.empty() ? "false" : "true", "}");
 }
 
 // Bodies up to this size are parsed, and answers up to this size are written, on the I/O thread;

@@ -40,6 +40,8 @@ def say(*words, seconds=60):
     ("run --model m --input i", "flotilla run: --output is required"),
     ("run --model m --http-port 0", "flotilla run: run has no flag --http-port; serve, router have "
      "it"),
+    ("worker --model m --model-sampling", "flotilla worker: worker has no flag --model-sampling; "
+     "serve, run, router have it"),
     ("run --model m --input i --output o --concurrency -1",
      "flotilla run: --concurrency must be a number from 0 to 65536, not '-1'"),
     ("serve --model a --model b", "flotilla serve: --model is given twice"),

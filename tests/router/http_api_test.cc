@@ -373,6 +373,22 @@ TEST_F(HttpTest, DefaultsAndParametersReachTheEngine) {
   EXPECT_EQ(requests[1].priority, 2);
 }
 
+TEST_F(HttpTest, AModelsOwnSamplingIsShownAndUsedIfTheOperatorSaysSo) {
+  for (const bool used : {false, true}) {
+    Serve({.model_sampling = used});
+    const json model = HttpClient(port_).Call("GET", "/v1/models/m").json();
+    EXPECT_EQ(model["model_sampling"], json::parse(R"({"temperature":0.5,"top_k":20})"));
+    EXPECT_EQ(model["model_sampling_used"], used);
+    for (const std::string more : {"", R"(,"top_k":3)"}) {
+      Complete(more);
+      const SamplingParams& sampling = engine_->submitted().back().sampling;
+      EXPECT_EQ(sampling.temperature, used ? 0.5f : 1.0f);
+      EXPECT_EQ(sampling.top_k, !more.empty() ? 3 : used ? 20 : 0);
+    }
+    server_->Stop(absl::ZeroDuration());
+  }
+}
+
 TEST_F(HttpTest, BreakersReachTheEngineAsTokensWhereDryIsUsed) {
   Serve();
   const DryBreakerFinder finder(text_.tokenizer.get());

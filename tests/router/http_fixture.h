@@ -67,6 +67,7 @@ struct Fixture {
   bool manual = false;
   std::size_t tokenizer_queue = 64;
   HttpServerOptions http = {};
+  bool model_sampling = false;
 };
 
 class HttpTest : public ::testing::Test {
@@ -79,12 +80,14 @@ class HttpTest : public ::testing::Test {
     engine_ = std::make_unique<testing::FakeEngine>(engine);
     ServiceOptions options;
     options.tokenizer_queue = setup.tokenizer_queue;
+    options.model_sampling = setup.model_sampling;
     service_ = InferenceService::Create(options, &clock_);
     service_->AddModel({.id = "m",
                         .end_tokens = text_.stop_tokens,
                         .engine = engine_.get(),
                         .tokenizer = text_.tokenizer.get(),
-                        .chat_template = text_.chat_template.get()});
+                        .chat_template = text_.chat_template.get(),
+                        .sampling = {{"temperature", 0.5}, {"top_k", 20}}});
     setup.http.port = 0;
     server_ = HttpServer::Create(setup.http, service_.get());
     port_ = *server_->Start();

@@ -124,6 +124,56 @@ TEST(Request, JoinsTextParts) {
   EXPECT_EQ(turns[0].content, "a\nb");
 }
 
+// A model's files are no more to be trusted than clients.
+TEST(Request, SamplingThatAModelRecommendsIsWhatAClientCouldSend) {
+  const double nan = std::nan(""), infinite = HUGE_VAL;
+  std::vector<std::string> refused;
+  const std::vector<SamplingDefault> usable = UsableSampling({{"temperature", 0.6},
+                                                              {"temperature", 2.5},
+                                                              {"top_p", 0},
+                                                              {"top_k", 1.5},
+                                                              {"top_k", 1001},
+                                                              {"top_k", -1},
+                                                              {"top_k", 1e300},
+                                                              {"min_p", nan},
+                                                              {"min_p", -infinite},
+                                                              {"seed", 5},
+                                                              {"max_tokens", 7},
+                                                              {"\xff", 7},
+                                                              {"repetition_penalty", 1.05}},
+                                                             1000, refused);
+  EXPECT_EQ(usable, (std::vector<SamplingDefault>{
+                        {"temperature", 0.6}, {"top_k", -1}, {"repetition_penalty", 1.05}}));
+  ASSERT_EQ(refused.size(), 10u);
+  EXPECT_EQ(refused[0], "temperature is 2.5; it must be from 0 to 2");
+  EXPECT_EQ(refused[2], "top_k is 1.5; it must be an integer");
+  EXPECT_EQ(refused[5], "min_p is not a number");
+  EXPECT_EQ(refused[7], "seed is no parameter of the sampler");
+}
+
+// Of what a client leaves out, and only of that.
+TEST(Request, AModelsSamplingFillsWhatIsAbsent) {
+  ModelLimits model = kModel;
+  model.sampling = {{"temperature", 0.6}, {"top_k", 20}, {"min_p", 0.25}};
+  const auto check = [&](const std::string& more) {
+    auto body = ParseCompletion(Text(more), {});
+    auto valid = Validator({}).Validate(std::move(body->prompts.front()), model);
+    EXPECT_TRUE(valid.ok()) << valid.status();
+    return std::move(*valid).Release();
+  };
+  ApiRequest api = check("");
+  EXPECT_EQ(api.temperature, 0.6);
+  EXPECT_EQ(api.top_k, 20);
+  EXPECT_EQ(api.min_p, 0.25);
+  EXPECT_EQ(api.top_p, 1);
+  api = check(R"(,"temperature":0,"top_k":-1,"min_p":null)");
+  EXPECT_EQ(api.temperature, 0);
+  EXPECT_EQ(api.top_k, 0) << "what stands for the default switches it off";
+  EXPECT_EQ(api.min_p, 0.25);
+  // Beam search draws nothing.
+  EXPECT_EQ(check(R"(,"use_beam_search":true)").temperature, 1);
+}
+
 struct Refusal {
   std::string more, field;
   std::string_view code;

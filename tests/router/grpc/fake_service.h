@@ -142,7 +142,9 @@ class FakeService final : public InferenceService {
     return token >= 0 && token < 256 ? std::string_view(&bytes_[token], 1) : std::string_view();
   }
   std::vector<ModelInfo> Models() const override {
-    return {{.limits = Limits(), .numerics_id = 0xF00D, .created_s = 1234}};
+    ModelInfo info{.limits = Limits(), .numerics_id = 0xF00D, .created_s = 1234};
+    info.sampling = info.limits.sampling = {{"temperature", 0.5}, {"top_k", 20}};
+    return {info};
   }
   bool Ready() const override { return ready; }
 

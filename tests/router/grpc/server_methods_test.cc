@@ -73,6 +73,10 @@ TEST_F(GrpcServerTest, Models) {
     EXPECT_EQ(info.max_sequences(), 8u);
     EXPECT_EQ(info.numerics_id(), 0xF00Du);
     EXPECT_TRUE(info.bit_exact());
+    EXPECT_EQ(info.model_sampling().temperature(), 0.5f);
+    EXPECT_EQ(info.model_sampling().top_k(), 20);
+    EXPECT_FALSE(info.model_sampling().has_top_p());
+    EXPECT_TRUE(info.model_sampling_used());
   }
   v1::GetModelInfoRequest other;
   other.set_model("other");
