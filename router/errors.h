@@ -22,6 +22,8 @@ inline constexpr std::string_view kUnsupportedField = "unsupported_field";
 inline constexpr std::string_view kInvalidValue = "invalid_value";
 inline constexpr std::string_view kInvalidApiKey = "invalid_api_key";
 inline constexpr std::string_view kRateLimitExceeded = "rate_limit_exceeded";
+inline constexpr std::string_view kQuotaExceeded = "quota_exceeded";
+inline constexpr std::string_view kFilesDisabled = "files_disabled";
 
 // `status` with the name of the field at fault and a code. Either may be empty.
 absl::Status WithField(absl::Status status, std::string_view field, std::string_view code);

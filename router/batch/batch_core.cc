@@ -70,7 +70,9 @@ void BatchCore::OnAnswered(std::size_t line, const AnswerSummary& answer) {
 bool BatchCore::OnRefused(std::size_t line, int status, std::int64_t retry_after_ms,
                           std::int64_t now_ns) {
   Line& refused = lines_[line];
-  if (status == 503 && ++refused.unavailable >= kMaxUnavailable) return false;
+  if (status == 503 && max_unavailable_ > 0 && ++refused.unavailable >= max_unavailable_) {
+    return false;
+  }
   refused.state = State::kWaiting;
   --in_flight_;
   again_.push_back(line);

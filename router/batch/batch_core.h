@@ -39,8 +39,13 @@ struct BatchCounts {
 
 class BatchCore {
  public:
-  // At most `concurrency` lines are in flight, which is at least 1.
-  explicit BatchCore(std::uint32_t concurrency) : concurrency_(concurrency) {}
+  static constexpr int kMaxUnavailable = 10;
+
+  // At most `concurrency` lines are in flight, which is at least 1. See OnRefused for the other.
+  explicit BatchCore(std::uint32_t concurrency, int max_unavailable = kMaxUnavailable)
+      : concurrency_(concurrency), max_unavailable_(max_unavailable) {}
+  // Counts for lines that start from now on.
+  void set_concurrency(std::uint32_t concurrency) { concurrency_ = concurrency; }
 
   // Adds the next line of the input. ALREADY_EXISTS names the line that has the same id;
   // RESOURCE_EXHAUSTED: there are kMaxBatchLines already.
@@ -60,9 +65,8 @@ class BatchCore {
 
   // The engine has no room for the line (429), or does not serve now (503). True: the line starts
   // again, and no line starts before `retry_after_ms` have passed. False: it was refused with 503
-  // kMaxUnavailable times; then the refusal is its answer.
+  // max_unavailable times; then the refusal is its answer. With 0 it never is.
   bool OnRefused(std::size_t line, int status, std::int64_t retry_after_ms, std::int64_t now_ns);
-  static constexpr int kMaxUnavailable = 10;
 
   // No line starts any more.
   void Stop() { stopping_ = true; }
@@ -74,6 +78,7 @@ class BatchCore {
   // Nothing is in flight, and nothing will start.
   bool over() const { return in_flight_ == 0 && (stopping_ || complete()); }
   const std::string& custom_id(std::size_t line) const { return *lines_[line].custom_id; }
+  bool answered(std::size_t line) const { return lines_[line].state == State::kAnswered; }
   const BatchCounts& counts() const { return counts_; }
 
  private:
@@ -81,12 +86,13 @@ class BatchCore {
   struct Line {
     const std::string* custom_id;  // a key of index_
     State state = State::kWaiting;
-    std::uint8_t unavailable = 0;  // how often it was refused with 503
+    std::uint8_t unavailable = 0;  // how often it was refused with 503, if that is limited
   };
 
   void Count(const AnswerSummary& answer);
 
-  const std::uint32_t concurrency_;
+  std::uint32_t concurrency_;
+  const int max_unavailable_;
   std::vector<Line> lines_;
   absl::node_hash_map<std::string, std::size_t> index_;  // by custom_id
   std::size_t next_ = 0;           // lines before it were started, or answered before

@@ -43,6 +43,9 @@ class AnswerReader {
  public:
   explicit AnswerReader(AnswerSummary* summary) : summary_(*summary) {}
 
+  // The line says why there is no answer.
+  bool failed() const { return failed_; }
+
   // The events. False ends the parse.
   bool null() { return true; }
   bool boolean(bool) { return true; }
@@ -60,6 +63,7 @@ class AnswerReader {
   bool number_float(double, const std::string&) { return true; }
   bool string(std::string& value) {
     if (IsAt({"custom_id"})) summary_.custom_id = std::move(value);
+    if (IsAt({"error", "code"})) failed_ = true;
     return true;
   }
   bool binary(Json::binary_t&) { return false; }  // text has none
@@ -87,6 +91,7 @@ class AnswerReader {
   }
 
   AnswerSummary& summary_;
+  bool failed_ = false;
   std::vector<std::string> path_;  // the key in each open object; empty in a list
 };
 
@@ -127,11 +132,20 @@ std::string BatchAnswerLine(std::uint64_t line, std::string_view custom_id, int 
              "},\"error\":null}\n");
 }
 
+std::string BatchFailureLine(std::uint64_t line, std::string_view custom_id, std::string_view code,
+                             std::string_view message) {
+  std::string id, why;
+  AppendJsonString(custom_id, id);
+  AppendJsonString(message, why);
+  return Cat(R"({"id":"batch_req_)", line, R"(","custom_id":)", id,
+             R"(,"response":null,"error":{"code":")", code, R"(","message":)", why, "}}\n");
+}
+
 absl::StatusOr<AnswerSummary> ReadBatchAnswer(std::string_view line) {
   AnswerSummary summary;
   AnswerReader reader(&summary);
   if (!Json::sax_parse(line.begin(), line.end(), &reader) || summary.custom_id.empty() ||
-      summary.status == 0) {
+      (summary.status == 0 && !reader.failed())) {
     return InvalidArgument("the line is not an answer of a batch");
   }
   return summary;

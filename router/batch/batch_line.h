@@ -41,16 +41,20 @@ absl::StatusOr<BatchRequest> ParseBatchRequest(std::string_view line);
 std::string BatchAnswerLine(std::uint64_t line, std::string_view custom_id, int status,
                             std::string_view body);
 
+// A line of the output for a request that was never answered, with its line end.
+std::string BatchFailureLine(std::uint64_t line, std::string_view custom_id, std::string_view code,
+                             std::string_view message);
+
 // What a batch counts of an answer.
 struct AnswerSummary {
   std::string custom_id;
-  int status = 0;  // of HTTP
+  int status = 0;  // of HTTP; 0: the request was never answered
   std::uint64_t prompt_tokens = 0;
   std::uint64_t completion_tokens = 0;
 };
 
 // Reads a line of the output, without its line end. Takes memory for its longest string only.
-// INVALID_ARGUMENT: the line is not JSON, or has no custom_id or status_code.
+// INVALID_ARGUMENT: the line is not JSON, or has no custom_id, or neither status_code nor error.
 absl::StatusOr<AnswerSummary> ReadBatchAnswer(std::string_view line);
 
 }  // namespace flotilla::router

@@ -160,5 +160,26 @@ TEST(BatchCoreTest, HoweverOftenItIsKilledEachLineIsAnsweredOnce) {
   }
 }
 
+TEST(BatchCoreTest, WithoutALimitARefusalIsNeverAnAnswer) {
+  BatchCore core(1, /*max_unavailable=*/0);
+  ASSERT_TRUE(core.Add("a").ok());
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    ASSERT_THAT(StartAll(core, i * 2000 * kMs), ElementsAre(0));
+    ASSERT_TRUE(core.OnRefused(0, 503, 2000, i * 2000 * kMs));
+  }
+}
+
+TEST(BatchCoreTest, TheConcurrencyMayChange) {
+  BatchCore core = Batch(1, {"a", "b", "c", "d"});
+  EXPECT_THAT(StartAll(core), ElementsAre(0));
+  core.set_concurrency(3);
+  EXPECT_THAT(StartAll(core), ElementsAre(1, 2));
+  core.set_concurrency(1);
+  core.OnAnswered(0, Ok("a"));
+  core.OnAnswered(1, Ok("b"));
+  EXPECT_TRUE(core.answered(0) && !core.answered(2));
+  EXPECT_THAT(StartAll(core), ElementsAre());
+}
+
 }  // namespace
 }  // namespace flotilla::router

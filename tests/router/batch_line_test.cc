@@ -77,6 +77,19 @@ TEST(BatchLineTest, AnAnswerThatIsWrittenIsReadBack) {
   EXPECT_EQ(answer->completion_tokens, 3u);
 }
 
+TEST(BatchLineTest, ALineMaySayThatThereIsNoAnswer) {
+  const std::string line = BatchFailureLine(7, "é\"", "batch_expired", "too \"late\"");
+  const auto json = nlohmann::json::parse(line);
+  EXPECT_EQ(json["id"], "batch_req_7");
+  EXPECT_TRUE(json["response"].is_null());
+  EXPECT_EQ(json["error"]["code"], "batch_expired");
+  EXPECT_EQ(json["error"]["message"], "too \"late\"");
+  const auto answer = ReadBatchAnswer(line);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->custom_id, "é\"");
+  EXPECT_EQ(answer->status, 0);
+}
+
 TEST(BatchLineTest, WhatIsNoAnswerIsRefused) {
   const std::string whole = BatchAnswerLine(1, "a", 400, R"({"error":{"message":"no"}})");
   for (std::size_t size = 0; size + 1 < whole.size(); ++size) {  // a torn line
