@@ -169,7 +169,7 @@ class FrontendsImpl final : public Frontends {
     options.on_over = [this,
                        log = std::move(options.on_over)](const router::RequestRecord& record) {
       log(record);
-      if (gate_ == nullptr) return;
+      if (gate_ == nullptr || record.background) return;
       gate_->Use(std::string(record.tenant),
                  record.usage.prompt_tokens + record.usage.output_tokens);
     };

@@ -13,10 +13,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/answer_file.h"
 #include "cli/batch_runner.h"
-#include "cli/line_reader.h"
 #include "cli/local_fleet.h"
+#include "cli/run_input.h"
 #include "cli/signals.h"
 #include "cli/stop_listener.h"
 #include "common/obs/log.h"
@@ -25,6 +24,8 @@
 #include "router/batch/batch_core.h"
 #include "router/batch/batch_line.h"
 #include "router/batch/batch_report.h"
+#include "router/files/answer_file.h"
+#include "router/files/line_reader.h"
 #include "rpc/grpc_log.h"
 
 namespace flotilla::cli {
@@ -67,14 +68,14 @@ absl::Status AddLine(std::string_view text, router::BatchCore& core) {
 
 // Reads all lines, and tells the user which of them are wrong. Empty lines at the end do not count.
 absl::Status AddLines(int fd, const std::string& path, router::BatchCore& core) {
-  LineReader lines(fd, router::kMaxBatchLineBytes);
+  router::LineReader lines(fd, router::kMaxBatchLineBytes);
   std::uint64_t wrong = 0, empty = 0;
   const auto tell = [&](std::uint64_t number, absl::string_view what) {
     if (++wrong > kShownErrors) return;
     std::cerr << Printable(absl::StrCat(path, " line ", number, ": ", what)) << "\n";
   };
   while (true) {
-    const absl::StatusOr<std::optional<TextLine>> line = lines.Next();
+    const absl::StatusOr<std::optional<router::TextLine>> line = lines.Next();
     if (!line.ok()) return At(path, line.status());
     if (!line->has_value()) break;
     const auto& [text, number, begin, whole] = **line;
@@ -94,7 +95,7 @@ absl::Status AddLines(int fd, const std::string& path, router::BatchCore& core) 
 }
 
 // Takes what an earlier run has written.
-absl::Status Recover(const RunFlags& flags, AnswerFile& output, router::BatchCore& core) {
+absl::Status Recover(const RunFlags& flags, router::AnswerFile& output, router::BatchCore& core) {
   const absl::StatusOr<bool> torn =
       output.Recover([&core, &flags](std::string_view line) -> absl::Status {
         const absl::StatusOr<router::AnswerSummary> answer = router::ReadBatchAnswer(line);
@@ -181,8 +182,9 @@ RoleFlags EngineFlags(const RunFlags& flags) {
   return role;
 }
 
-absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version, LineReader& input,
-                           AnswerFile& output, router::BatchCore& core) {
+absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version,
+                           router::LineReader& input, router::AnswerFile& output,
+                           router::BatchCore& core) {
   Signals signals;
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.role.log_level);
   if (!level.ok()) return level.status();
@@ -261,7 +263,7 @@ absl::StatusOr<int> RunBatch(const RunFlags& flags, const std::string& version) 
   if (!in.ok()) return in.status();
   router::BatchCore core(ConcurrencyOf(flags));
   if (absl::Status s = AddLines(in->get(), flags.input, core); !s.ok()) return s;
-  absl::StatusOr<AnswerFile> output = AnswerFile::Open(flags.output);
+  absl::StatusOr<router::AnswerFile> output = router::AnswerFile::Open(flags.output);
   if (!output.ok()) return output.status();
   if (IsSameFile(in->get(), output->fd())) {
     return absl::InvalidArgumentError("--input and --output are the same file");
@@ -274,7 +276,7 @@ absl::StatusOr<int> RunBatch(const RunFlags& flags, const std::string& version) 
   if (lseek(in->get(), 0, SEEK_SET) != 0) {
     return absl::UnavailableError(absl::StrCat(flags.input, ": it cannot be read twice"));
   }
-  LineReader input(in->get(), router::kMaxBatchLineBytes);
+  router::LineReader input(in->get(), router::kMaxBatchLineBytes);
   return Answer(flags, version, input, *output, core);
 }
 

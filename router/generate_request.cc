@@ -376,6 +376,15 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
     if (row.modes == Modes::kBeams) continue;
     if (auto s = CheckParameter(row, bounds); !s.ok()) return s;
   }
+  if (api.background) {
+    constexpr std::int64_t kLowestPriority = -100;
+    if (api.priority.value_or(kLowestPriority) != kLowestPriority) {
+      return InvalidField("priority",
+                          Cat("priority is ", *api.priority, "; the requests of a batch ",
+                              "have the lowest, ", kLowestPriority));
+    }
+    api.priority = kLowestPriority;
+  }
   if (const std::int64_t priority = api.priority.value_or(0); priority > api.max_priority) {
     return InvalidField(
         "priority", Cat("priority is ", priority, "; this key may use at most ", api.max_priority));

@@ -38,8 +38,11 @@ struct ApiRequest : RequestParameters {
   bool stream = false;
   std::string tenant;
   std::int64_t max_priority = 100;  // what the caller's key allows
-  std::int64_t waited_ns = 0;       // from its arrival to its start
-  bool timeout_absent = false;      // timeout_ms is the server's limit; the validator sets it
+  // Nobody waits for it: it gets the lowest priority, the limits of its key do not count it, and
+  // the histograms of times to tokens neither.
+  bool background = false;
+  std::int64_t waited_ns = 0;   // from its arrival to its start
+  bool timeout_absent = false;  // timeout_ms is the server's limit; the validator sets it
   // The name of the request in logs if the client gave it none. No answer contains it.
   std::string label;
   // The span of the client that this request belongs to; all zero: none.

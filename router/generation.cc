@@ -45,6 +45,7 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
       includes_reasoning_(IncludesReasoning(api)),
       wanted_(static_cast<std::size_t>(*api.n)),
       scored_(api.best_of.value_or(1) > 1 && !api.use_beam_search),
+      background_(api.background),
       parent_span_(api.trace.span),
       listener_(listener),
       request_(std::move(request)) {
@@ -359,7 +360,7 @@ void GenerationImpl::FlushChoice(Choice& choice) {
   if (!delta.tokens.empty()) {
     const std::int64_t now_ns = environment_.clock->NowNs();
     const auto count = static_cast<std::int64_t>(delta.tokens.size());
-    if (choice.last_token_ns != 0) {
+    if (choice.last_token_ns != 0 && !background_) {
       environment_.metrics->OnInterToken((now_ns - choice.last_token_ns) / count);
     }
     choice.last_token_ns = now_ns;
@@ -433,6 +434,7 @@ void GenerationImpl::NotifyEnd(const absl::Status& status, const Usage& usage) c
                         .label = request.label,
                         .model = limits_.id,
                         .tenant = request.tenant,
+                        .background = background_,
                         .trace = request.trace,
                         .parent_span = parent_span_,
                         .outcome = missed_deadline_ ? Outcome::kDeadline
@@ -449,7 +451,7 @@ void GenerationImpl::NotifyEnd(const absl::Status& status, const Usage& usage) c
 void GenerationImpl::CountFirstToken() {
   if (first_token_ns_.has_value()) return;
   first_token_ns_ = environment_.clock->NowNs() - start_ns_;
-  environment_.metrics->OnFirstToken(*first_token_ns_);
+  if (!background_) environment_.metrics->OnFirstToken(*first_token_ns_);
 }
 
 bool GenerationImpl::IsStopToken(TokenId token) const {

@@ -160,6 +160,7 @@ class GenerationImpl final : public Generation {
   const bool includes_reasoning_;
   const std::size_t wanted_;  // choices of the answer
   const bool scored_;         // choices end with their mean log-probability
+  const bool background_;
   const std::uint64_t parent_span_;
   GenerationListener* const listener_;
 

@@ -203,6 +203,7 @@ struct RequestRecord {
   std::string_view label;  // the client's name of it
   std::string_view model;
   std::string_view tenant;
+  bool background = false;        // a line of a batch
   TraceContext trace;             // this router's span
   std::uint64_t parent_span = 0;  // the client's; 0: the trace begins here
   RequestOutcome outcome = RequestOutcome::kFinished;
@@ -222,8 +223,8 @@ struct ServiceOptions {
   bool model_sampling = false;
   // How often a request is submitted in all, if engines give it back.
   std::uint32_t max_attempts = 8;
-  // Called by Start with the tenant. Its error is that of Start; else the generation keeps what it
-  // returns. May be empty. Any thread.
+  // Called by Start with the tenant, unless it is a line of a batch. Its error is that of Start;
+  // else the generation keeps what it returns. May be empty. Any thread.
   std::function<absl::StatusOr<std::shared_ptr<void>>(const std::string& tenant)> permit;
   // Called when a request that was started is over, on its I/O loop's thread. Must not
   // block. May be empty.

@@ -110,6 +110,8 @@ FOLDERS = {
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
     # A batch's lines and which of them are to be answered.
     "router/batch": Folder(may=("router", "common/types"), libs=("absl", "json"), pure=True),
+    # Files and batches of clients, on a disk.
+    "router/files": Folder(may=("router", "router/batch") + COMMON, libs=("absl", "system")),
     "router/remote": Folder(may=("router", "router/core", "proto/codec", "rpc") + COMMON,
                             libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router/grpc": Folder(may=("router", "router/core", "router/core/constraint", "model",

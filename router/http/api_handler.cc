@@ -361,6 +361,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest&
     for (ApiRequest& prompt : parsed->prompts) {
       prompt.tenant = from.tenant;
       prompt.max_priority = from.max_priority;
+      prompt.background = from.background;
       prompt.waited_ns = WaitedNs(from);
       prompt.trace = from.trace;
       prompt.label = from.request_id;

@@ -39,6 +39,7 @@ struct HttpRequest {
   bool client_named = false;        // the client sent it
   std::string tenant;               // as the key or the tenant header says
   std::int64_t max_priority = 100;  // as the key says
+  bool background = false;          // nobody waits for it: it is a line of a batch
   bool preflight = false;           // as HttpAdmission says
   TraceContext trace;               // of a valid traceparent; else all zero
   std::chrono::steady_clock::time_point came;  // when it was whole

@@ -1,5 +1,5 @@
 // The files of `flotilla run`: lines are read whole, and an output goes on where it was torn.
-#include "cli/answer_file.h"
+#include "router/files/answer_file.h"
 
 #include <fcntl.h>
 
@@ -8,13 +8,17 @@
 #include <string>
 #include <vector>
 
-#include "cli/line_reader.h"
+#include "cli/run_input.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/files/line_reader.h"
 #include "tests/support/scratch_directory.h"
 
 namespace flotilla::cli {
 namespace {
+
+using router::AnswerFile;
+using router::LineReader;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

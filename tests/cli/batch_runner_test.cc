@@ -60,9 +60,9 @@ class BatchRunnerTest : public ::testing::Test {
     }
     in.close();
     const UniqueFd fd(open((folder_.path() + "/in").c_str(), O_RDONLY));
-    LineReader input(fd.get(), router::kMaxBatchLineBytes);
-    absl::StatusOr<AnswerFile> file =
-        AnswerFile::Open(output == "out" ? folder_.path() + "/out" : output);
+    router::LineReader input(fd.get(), router::kMaxBatchLineBytes);
+    absl::StatusOr<router::AnswerFile> file =
+        router::AnswerFile::Open(output == "out" ? folder_.path() + "/out" : output);
     if (!file.ok()) return file.status();
     BatchRunner runner({.service = service_.get(),
                         .clock = &clock_,

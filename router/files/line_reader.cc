@@ -1,4 +1,4 @@
-#include "cli/line_reader.h"
+#include "router/files/line_reader.h"
 
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flotilla::cli {
+namespace flotilla::router {
 namespace {
 constexpr std::size_t kReadBytes = 256 << 10;
 }
@@ -44,4 +44,4 @@ absl::StatusOr<std::optional<TextLine>> LineReader::Next() {
   }
 }
 
-}  // namespace flotilla::cli
+}  // namespace flotilla::router

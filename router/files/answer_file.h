@@ -1,5 +1,5 @@
-// The files of `flotilla run`: the input, which is read twice, and AnswerFile, the output, which is
-// only appended to and tells what an earlier run has written. One thread.
+// AnswerFile: the answers of a batch. It is only appended to, and tells what an earlier process has
+// written. One thread.
 #pragma once
 
 #include <functional>
@@ -11,11 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/rt/unique_fd.h"
 
-namespace flotilla::cli {
-
-// Opens a file for reading, at its begin. "-" is standard input. What cannot be read twice, such as
-// a pipe, is copied to a file without a name in $TMPDIR, or else /tmp. UNAVAILABLE names the path.
-absl::StatusOr<UniqueFd> OpenInput(const std::string& path);
+namespace flotilla::router {
 
 class AnswerFile {
  public:
@@ -47,4 +43,4 @@ class AnswerFile {
   bool regular_ = false;
 };
 
-}  // namespace flotilla::cli
+}  // namespace flotilla::router

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace flotilla::cli {
+namespace flotilla::router {
 
 struct TextLine {
   std::string_view text;     // without its end; valid until the reader's next call
@@ -36,4 +36,4 @@ class LineReader {
   std::uint64_t number_ = 0;
 };
 
-}  // namespace flotilla::cli
+}  // namespace flotilla::router
