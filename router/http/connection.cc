@@ -43,6 +43,11 @@ std::string_view PathOf(boost::beast::string_view target) {
   const std::string_view text(target.data(), target.size());
   return text.substr(0, text.find('?'));
 }
+std::string_view QueryOf(boost::beast::string_view target) {
+  const std::string_view text(target.data(), target.size());
+  const std::size_t mark = text.find('?');
+  return mark == std::string_view::npos ? std::string_view() : text.substr(mark + 1);
+}
 
 // The one value of a header; empty if there is none, or several.
 std::string_view OneOf(const http::fields& fields, http::field name) {
@@ -91,6 +96,7 @@ void Connection::Close() {
   // The exchange may be the caller, so it is not destroyed here.
   boost::asio::post(socket_.get_executor(), [self] {
     self->exchange_.reset();
+    self->request_.upload.reset();
     self->owner_->OnClosed(self.get());
   });
 }
@@ -169,7 +175,8 @@ void Connection::Parse() {
   while (true) {
     switch (reader_->Read(input_)) {
       case RequestReader::Step::kMore:
-        return input_ended_ ? Close() : Read();
+        if (input_ended_) return Close();
+        return request_.upload == nullptr ? Read() : PassBody();
       case RequestReader::Step::kHead:
         if (!OnHead()) return;
         break;
@@ -191,12 +198,15 @@ bool Connection::OnHead() {
   const auto method = head.method_string(), host = head[http::field::host];
   head_only_ = head.method() == http::verb::head;
   http10_ = head.version() < 11;
+  boost::beast::string_view tenant;
+  if (!owner_->tenant_header().empty()) tenant = head[owner_->tenant_header()];
   HttpAdmission admission = owner_->handler().Admit(
       {.method = {method.data(), method.size()},
        .path = PathOf(head.target()),
        .host = {host.data(), host.size()},
        .authorization = OneOf(head, http::field::authorization),
        .content_type = OneOf(head, http::field::content_type),
+       .tenant = {tenant.data(), tenant.size()},
        .from_page = head.count(http::field::origin) > 0,
        .origin = OneOf(head, http::field::origin),
        .asks_for_page = head.count(http::field::access_control_request_method) > 0,
@@ -206,11 +216,20 @@ bool Connection::OnHead() {
     Refuse(*std::move(admission.refusal));
     return false;
   }
+  const std::uint64_t allowed =
+      admission.upload == nullptr ? owner_->limits().body_bytes : admission.upload->max_bytes();
+  if (!reader_->AllowBody(allowed, admission.upload != nullptr)) {
+    Refuse(reader_->refusal());
+    return false;
+  }
   // This is done now, not when the request is whole, because the parser adds the fields of a
   // trailer to those of the head.
   request_ = HttpRequest();
   request_.method = std::string(method);
   request_.path = std::string(PathOf(head.target()));
+  request_.query = std::string(QueryOf(head.target()));
+  request_.upload = std::move(admission.upload);
+  body_paused_ = false;
   request_.preflight = admission.preflight;
   const auto id = head["X-Request-Id"];
   request_.client_named = UsableRequestId({id.data(), id.size()});
@@ -220,8 +239,7 @@ bool Connection::OnHead() {
   if (admission.caller.has_value()) {
     request_.tenant = std::move(admission.caller->name);
     request_.max_priority = admission.caller->max_priority;
-  } else if (!owner_->tenant_header().empty()) {
-    const auto tenant = head[owner_->tenant_header()];
+  } else {
     request_.tenant.assign(tenant.data(), tenant.size());
   }
   keep_alive_ = keep_alive_ && head.keep_alive();
@@ -231,6 +249,26 @@ bool Connection::OnHead() {
     ScheduleFlush();
   }
   return true;
+}
+
+void Connection::PassBody() {
+  std::string piece = reader_->TakeBody();
+  if (piece.empty() || request_.upload->Take(std::move(piece), *this)) return Read();
+  body_paused_ = true;
+  ClearDeadline();  // the peer does not keep the server waiting
+}
+
+void Connection::ResumeBody() {
+  if (state_ != State::kReadingBody || !std::exchange(body_paused_, false)) return;
+  Guarded([&] {
+    SetDeadline(owner_->limits().body_timeout);
+    Read();
+  });
+}
+
+void Connection::RefuseBody(HttpRefusal refusal) {
+  if (state_ != State::kReadingBody) return;
+  Guarded([&] { Refuse(std::move(refusal)); });
 }
 
 void Connection::OnRequest() {
@@ -253,6 +291,7 @@ void Connection::OnRequest() {
 
 void Connection::Refuse(HttpRefusal refusal) {
   reader_.reset();
+  if (request_.upload != nullptr) exchange_ = std::move(request_.upload);  // it may be the caller
   ClearDeadline();
   keep_alive_ = false;  // where the next request would begin is unknown
   linger_ = true;
@@ -355,8 +394,9 @@ void Connection::Send(int status, std::string_view content_type, std::string bod
 
 void Connection::Begin(int status, std::string_view content_type, const HttpHeaders& headers) {
   if (state_ != State::kServing || answered_) return;
-  chunked_ = !http10_;
-  if (http10_) keep_alive_ = false;  // the end of the body is the end of the connection
+  chunked_ = !http10_ && !head_only_;
+  // The end of the body is the end of the connection.
+  if (http10_ && !head_only_) keep_alive_ = false;
   Guarded([&] {
     AppendHead(status, content_type, headers);
     if (chunked_) pending_ += "transfer-encoding: chunked\r\n";
@@ -366,7 +406,7 @@ void Connection::Begin(int status, std::string_view content_type, const HttpHead
 }
 
 void Connection::Write(std::string_view text) {
-  if (state_ != State::kServing || answered_) return;
+  if (state_ != State::kServing || answered_ || head_only_) return;
   Guarded([&] {
     body_ += text;
     ScheduleFlush();
@@ -416,7 +456,8 @@ void Connection::Flush() {
   }
   if (written_ < writing_.size()) return;  // a write is in flight
   if (pending_.empty()) {
-    if (state_ == State::kFlushing) OnAnswered();
+    if (state_ == State::kFlushing) return OnAnswered();
+    if (state_ == State::kServing && begun_ && exchange_ != nullptr) exchange_->OnSent();
     return;
   }
   writing_.swap(pending_);
@@ -478,7 +519,9 @@ void Connection::NextRequest() {
 // until the last byte is gone. Progress extends only the latter.
 void Connection::WatchOutput() {
   if (state_ != State::kServing && state_ != State::kFlushing) return;
-  const bool complete = state_ == State::kFlushing;
+  // No further output comes that the peer would not wait for.
+  const bool complete =
+      state_ == State::kFlushing || (exchange_ != nullptr && exchange_->paced() && unsent() > 0);
   const bool over = unsent() > owner_->limits().unsent_bytes;
   if (!complete && !over) {
     if (std::exchange(write_watched_, false)) ClearDeadline();

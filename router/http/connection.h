@@ -2,7 +2,8 @@
 // requests within bounds. The connection hands them to a handler one at a time, and writes
 // answers with one write in flight.
 //
-// A read is always pending while fewer than `pipelined_bytes` wait, so that a
+// A body that an HttpUpload takes is passed on in pieces, and not read while the upload is busy.
+// Otherwise a read is always pending while fewer than `pipelined_bytes` wait, so that a
 // disconnect is seen, and the exchange destroyed, while an answer is generated.
 // A peer that has closed its sending side may still read, so it gets its answer. The connection
 // also sends it an interim answer of a few bytes; a peer that has gone replies with a reset.
@@ -67,6 +68,7 @@ using ConnectionHook =
     boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
 
 class Connection final : public HttpReply,
+                         public HttpBodySource,
                          public std::enable_shared_from_this<Connection>,
                          public ConnectionHook {
  public:
@@ -100,6 +102,10 @@ class Connection final : public HttpReply,
   void End() override;
   void Fail() override;
 
+  // The methods of HttpBodySource, which an upload calls.
+  void ResumeBody() override;
+  void RefuseBody(HttpRefusal refusal) override;
+
  private:
   enum class State : std::uint8_t {
     kHandshaking,  // TLS begins
@@ -132,6 +138,8 @@ class Connection final : public HttpReply,
   void Parse();
   // False: the request was refused, and its body is not read.
   bool OnHead();
+  // Passes what has come of the body to the upload.
+  void PassBody();
   void OnRequest();
   // Ends reading in mid-request: the refusal is sent, and then the connection is closed.
   void Refuse(HttpRefusal refusal);
@@ -167,7 +175,8 @@ class Connection final : public HttpReply,
   bool input_ended_ = false;  // the peer has closed its sending side
   std::string input_;         // read and not yet parsed
   std::optional<RequestReader> reader_;
-  HttpRequest request_;  // as the head says, until it is whole
+  HttpRequest request_;       // as the head says, until it is whole
+  bool body_paused_ = false;  // request_.upload is busy
 
   std::unique_ptr<HttpExchange> exchange_;
   std::string request_id_;

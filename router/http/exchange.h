@@ -25,6 +25,7 @@ struct HttpHead {
   std::string_view host;           // the Host header; empty: there is none
   std::string_view authorization;  // empty: there is none, or several
   std::string_view content_type;   // the same
+  std::string_view tenant;         // as the tenant header says
   bool from_page = false;          // a page in a browser asks: there is an Origin header
   std::string_view origin;         // its value; empty: there is none, or several
   // An OPTIONS that asks whether a page may send a request: it has Access-Control-Request-Method.
@@ -32,9 +33,12 @@ struct HttpHead {
   bool has_body = false;  // the head announces bytes of a body
 };
 
+class HttpUpload;
+
 struct HttpRequest {
   std::string method;
   std::string path;                 // without the query
+  std::string query;                // behind the path's ?; at most a head's bytes
   std::string request_id;           // the client's X-Request-Id if printable, else made up
   bool client_named = false;        // the client sent it
   std::string tenant;               // as the key or the tenant header says
@@ -43,8 +47,9 @@ struct HttpRequest {
   bool preflight = false;           // as HttpAdmission says
   TraceContext trace;               // of a valid traceparent; else all zero
   std::chrono::steady_clock::time_point came;  // when it was whole
-  std::string body;
+  std::string body;                            // with an upload, its last piece
   MemoryCharge charge;  // the body's part of the budget for bodies, held until this is destroyed
+  std::unique_ptr<HttpUpload> upload;  // of HttpAdmission
 };
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
@@ -61,6 +66,8 @@ struct HttpAdmission {
   std::optional<HttpRefusal> refusal;
   HttpHeaders headers;     // of the answer, whatever it is
   bool preflight = false;  // a browser asks for a page that may read answers
+  // Takes the body in pieces while it comes; null: the body is taken as a whole.
+  std::unique_ptr<HttpUpload> upload;
 };
 
 // The answer being written. Either Send once, or Begin, any number of Write, and
@@ -86,6 +93,33 @@ class HttpReply {
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
+  // True: of a long answer, the exchange writes each piece only once OnSent was called. So output
+  // that waits, waits for the peer, who is cut off if it takes none for long.
+  virtual bool paced() const { return false; }
+  // All that was written of the answer, which has begun and has not ended, was sent.
+  virtual void OnSent() {}
+};
+
+// The sender of a body that comes in pieces: the connection. All calls on its I/O thread; those
+// that come late do nothing.
+class HttpBodySource {
+ public:
+  virtual ~HttpBodySource() = default;
+  // The next piece may come.
+  virtual void ResumeBody() = 0;
+  // The rest of the body is not read. Answers with the refusal and closes.
+  virtual void RefuseBody(HttpRefusal refusal) = 0;
+};
+
+// A body that need not fit into memory. The connection passes one piece at a time, and destroys the
+// upload if the peer goes.
+class HttpUpload : public HttpExchange {
+ public:
+  // The most bytes of the body; more are refused with 413.
+  virtual std::uint64_t max_bytes() const = 0;
+  // Takes the next bytes. False: no more come until it calls source.ResumeBody, later. `source`
+  // outlives the upload.
+  virtual bool Take(std::string piece, HttpBodySource& source) = 0;
 };
 
 class HttpHandler {

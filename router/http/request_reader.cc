@@ -1,6 +1,7 @@
 #include "router/http/request_reader.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <boost/asio/buffer.hpp>
@@ -31,7 +32,8 @@ RequestReader::RequestReader(const HttpLimits* limits, MemoryBudget* budget)
     : limits_(*limits), scanner_(limits->header_bytes, limits->header_fields), charge_(budget) {
   // The scanner has checked the limit before; the parser counts the line ends a second time.
   parser_.header_limit(static_cast<std::uint32_t>(limits->header_bytes + 4));
-  parser_.body_limit(limits->body_bytes);
+  // AllowBody sets it. (Boost 1.74 takes none for 0.)
+  parser_.body_limit(std::numeric_limits<std::uint64_t>::max());
 }
 
 RequestReader::Step RequestReader::Read(std::string& input) {
@@ -65,17 +67,28 @@ RequestReader::Step RequestReader::ReadHead(std::string& input) {
   }
   head_read_ = true;
   has_body_ = !parser_.is_done();
-  body_end_ = parser_.content_length().value_or(limits_.body_bytes);
   parser_.eager(true);
   return Step::kHead;
+}
+
+bool RequestReader::AllowBody(std::uint64_t bytes, bool in_pieces) {
+  in_pieces_ = in_pieces;
+  max_bytes_ = bytes;
+  parser_.body_limit(bytes);
+  body_end_ = parser_.content_length().value_or(bytes);
+  if (body_end_ <= bytes) return true;
+  RefuseLength();
+  return false;
 }
 
 RequestReader::Step RequestReader::ReadBody(std::string& input) {
   if (input.empty()) return Step::kMore;
   if (!Reserve(input.size())) return Step::kNoMemory;
   error_code error;
+  const std::size_t before = parser_.get().body().size();
   const std::size_t used = parser_.put(boost::asio::buffer(input), error);
   input.erase(0, used);
+  body_bytes_ += parser_.get().body().size() - before;
   if (error && error != http::error::need_more) return RefuseError(error);
   if (parser_.is_done()) return Step::kRequest;
   if (input.size() > limits_.framing_bytes) {
@@ -83,14 +96,14 @@ RequestReader::Step RequestReader::ReadBody(std::string& input) {
                            limits_.framing_bytes, " bytes"));
   }
   wire_bytes_ += used;
-  const std::uint64_t body_bytes = parser_.get().body().size();
-  if (wire_bytes_ > kFreeWireBytes + kWireBytesPerByte * body_bytes) {
+  if (wire_bytes_ > kFreeWireBytes + kWireBytesPerByte * body_bytes_) {
     return Refuse(400, "the body's chunks are mostly framing");
   }
   return Step::kMore;
 }
 
 bool RequestReader::Reserve(std::size_t bytes) {
+  if (in_pieces_) return true;
   std::string& body = parser_.get().body();
   const std::size_t end = static_cast<std::size_t>(body_end_);
   const std::size_t needed = std::min(body.size() + bytes, end);
@@ -111,10 +124,12 @@ RequestReader::Step RequestReader::Refuse(int status, std::string_view message) 
   return Step::kRefused;
 }
 
+RequestReader::Step RequestReader::RefuseLength() {
+  return Refuse(413, Cat("the request body is longer than ", max_bytes_, " bytes"));
+}
+
 RequestReader::Step RequestReader::RefuseError(const error_code& error) {
-  if (error == http::error::body_limit) {
-    return Refuse(413, Cat("the request body is longer than ", limits_.body_bytes, " bytes"));
-  }
+  if (error == http::error::body_limit) return RefuseLength();
   if (error == http::error::header_limit) {
     return Refuse(431, Cat("request headers are longer than ", limits_.header_bytes, " bytes"));
   }

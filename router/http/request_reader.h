@@ -72,12 +72,16 @@ class RequestReader {
 
   // Valid from kHead on. While the body is read, the fields of a trailer are added to it.
   const Head& head() const { return parser_.get(); }
+  // Called once, after kHead, before the body is read: it may have so many bytes. With `in_pieces`
+  // TakeBody is called again and again, and the budget does not count what it takes. False: the
+  // head announces more; refusal() says so.
+  bool AllowBody(std::uint64_t bytes, bool in_pieces);
   // Whether the head announces bytes of a body.
   bool has_body() const { return has_body_; }
   // Whether everything that the head announced has come.
   bool whole() const { return parser_.is_done(); }
   // These two are called once, after kRequest. The charge is the body's part of the budget.
-  std::string TakeBody() { return std::move(parser_.get().body()); }
+  std::string TakeBody() { return std::exchange(parser_.get().body(), {}); }
   MemoryCharge TakeCharge() { return std::move(charge_); }
   bool charged() const { return charge_.bytes() > 0; }
   const HttpRefusal& refusal() const { return refusal_; }
@@ -89,6 +93,7 @@ class RequestReader {
   bool Reserve(std::size_t bytes);
   Step Refuse(int status, std::string_view message);
   Step RefuseError(const boost::system::error_code& error);
+  Step RefuseLength();
 
   const HttpLimits& limits_;
   HeadScanner scanner_;
@@ -96,7 +101,10 @@ class RequestReader {
   MemoryCharge charge_;
   bool head_read_ = false;
   bool has_body_ = false;
+  bool in_pieces_ = false;
+  std::uint64_t max_bytes_ = 0;   // as AllowBody says
   std::uint64_t body_end_ = 0;    // the most bytes that the body has
+  std::uint64_t body_bytes_ = 0;  // of the body so far
   std::uint64_t wire_bytes_ = 0;  // of the body as it was sent, framing included
   HttpRefusal refusal_;
 };
