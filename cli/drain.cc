@@ -32,9 +32,11 @@ bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals
   return true;
 }
 
-bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log) {
+bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log,
+                  const std::function<void()>& on_stop) {
   const int number = signals.WaitForStop();
   log.Info("stopping", {{"signal", number}, {"drain_seconds", drain_seconds}});
+  if (on_stop) on_stop();
   return Drain([&engine](std::function<void()> done) { engine.Drain(std::move(done)); }, signals,
                drain_seconds);
 }

@@ -16,9 +16,10 @@ namespace flotilla::cli {
 bool Drain(const std::function<void(std::function<void()> done)>& drain, Signals& signals,
            std::int64_t drain_seconds);
 
-// Waits for a request to stop, then until the engine's requests have ended, for
-// `drain_seconds` at most. False: some requests still run. Another request to stop ends the
-// process at once, with exit code 130.
-bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log);
+// Waits for a request to stop, calls `on_stop` unless it is empty, and then waits until the
+// engine's requests have ended, for `drain_seconds` at most. False: some requests still run.
+// Another request to stop ends the process at once, with exit code 130.
+bool WaitAndDrain(Engine& engine, Signals& signals, std::int64_t drain_seconds, Logger& log,
+                  const std::function<void()>& on_stop = {});
 
 }  // namespace flotilla::cli

@@ -37,6 +37,7 @@ constexpr unsigned kFleet = kRouter | kScheduler | kWorker | kNode, kAll = kServ
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kListen = "Listening";
+constexpr std::string_view kFiles = "Files and batches";
 constexpr std::string_view kSecurity = "Security";
 constexpr std::string_view kCompute = "Computing";
 constexpr std::string_view kSchedule = "Scheduling and memory";
@@ -111,6 +112,27 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "How long a request waits at a replica that has lost its worker group. Then another replica "
      "continues the request.",
      kRouter},
+    {"--files-dir", &RoleFlags::files_dir, "PATH", 0, 0, kFiles,
+     "The folder for the files and batches of clients (/v1/files, /v1/batches). The server makes "
+     "it "
+     "if it does not exist. Each router needs a folder of its own. Without this flag the server "
+     "keeps no files and runs no batches.",
+     kServe | kRouter},
+    {"--files-mib", &RoleFlags::files_mib, "MiB", 1, 1 << 30, kFiles,
+     "The most MiB of files that one tenant may have, with what its batches write.",
+     kServe | kRouter},
+    {"--files-count", &RoleFlags::files_count, "files", 1, 10'000, kFiles,
+     "The most files that one tenant may have.", kServe | kRouter},
+    {"--file-mib", &RoleFlags::file_mib, "MiB", 1, 1 << 20, kFiles,
+     "The most MiB of one file that a client sends.", kServe | kRouter},
+    {"--files-days", &RoleFlags::files_days, "days", 1, 3650, kFiles,
+     "How long a file is kept, unless its client says otherwise, and how long a batch that is over "
+     "is remembered.",
+     kServe | kRouter},
+    {"--batch-concurrency", &RoleFlags::batch_concurrency, "requests", 1, 65'536, kFiles,
+     "The most requests of batches in flight. They have the lowest priority, but a step that "
+     "computes more sequences takes longer for all of them.",
+     kServe | kRouter},
     {"--permissive", &RoleFlags::permissive, "", 0, 0, kListen,
      "The server ignores unknown fields of requests and names them in the answer's header "
      "x-flotilla-ignored-fields. Without this flag it refuses them.",

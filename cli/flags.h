@@ -82,6 +82,12 @@ struct RoleFlags {
   std::string cpu_isa = "auto";
   std::int64_t drain_seconds = 30;
   std::int64_t stop_step_seconds = 5;
+  std::string files_dir;  // empty: no files are kept
+  std::int64_t files_mib = 1024;
+  std::int64_t files_count = 1000;
+  std::int64_t file_mib = 200;
+  std::int64_t files_days = 30;
+  std::int64_t batch_concurrency = 4;
   bool permissive = false;
   bool model_sampling = false;
   std::string tenant_header;

@@ -19,6 +19,8 @@
 #include "model/chat_template.h"
 #include "model/stop_tokens.h"
 #include "model/text/tokenizer.h"
+#include "router/files/files_service.h"
+#include "router/files/metrics.h"
 #include "router/grpc/server.h"
 #include "router/http/server.h"
 #include "router/key_gate.h"
@@ -73,6 +75,7 @@ class FrontendsImpl final : public Frontends {
   FrontendsImpl(const RoleFlags& flags, const Parts& parts)
       : flags_(flags),
         parts_(parts),
+        files_metrics_(*parts.metrics),
         service_(router::InferenceService::Create(
             WithLimits(MakeServiceOptions(parts.log, flags.model_sampling)), parts.clock,
             parts.unknown)) {}
@@ -105,6 +108,7 @@ class FrontendsImpl final : public Frontends {
   absl::Status Listen() override {
     if (absl::Status status = OpenGate(); !status.ok()) return status;
     if (absl::Status status = OpenTls(); !status.ok()) return status;
+    if (absl::Status status = OpenFiles(); !status.ok()) return status;
 
     router::GrpcOptions grpc_options;
     grpc_options.gate = gate_.get();
@@ -128,6 +132,9 @@ class FrontendsImpl final : public Frontends {
   std::optional<std::uint16_t> health_port() const override { return health_port_; }
   std::uint16_t grpc_port() const override { return grpc_->port(); }
   std::string grpc_address() const override { return grpc_->address(); }
+  void StopBatches() override {
+    if (files_ != nullptr) files_->StopBatches();
+  }
   void Stop(absl::Duration grace) override {
     grpc_->Stop(grace);
     http_->Stop(grace);
@@ -195,6 +202,8 @@ class FrontendsImpl final : public Frontends {
     http_options.tls = tls_.get();
     http_options.on_handshake = [this](bool done) { tls_metrics_->OnHandshake(done); };
     http_options.admin = flags_.admin;
+    http_options.files = files_.get();
+    http_options.files_metrics = &files_metrics_;
     absl::StatusOr<router::CorsPolicy> pages = router::CorsPolicy::Create(flags_.cors_origins);
     if (!pages.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("--cors-origin: ", pages.status().message()));
@@ -219,6 +228,31 @@ class FrontendsImpl final : public Frontends {
     const absl::StatusOr<std::uint16_t> port = health_->Start();
     if (!port.ok()) return port.status();
     health_port_ = *port;
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenFiles() {
+    if (flags_.files_dir.empty()) return absl::OkStatus();
+    constexpr std::int64_t kDaySeconds = 86'400;
+    router::FilesOptions options;
+    options.folder = flags_.files_dir;
+    options.limits.file_bytes = static_cast<std::uint64_t>(flags_.file_mib) << 20;
+    options.limits.tenant_bytes = static_cast<std::uint64_t>(flags_.files_mib) << 20;
+    options.limits.tenant_files = static_cast<std::uint64_t>(flags_.files_count);
+    options.limits.life_s = flags_.files_days * kDaySeconds;
+    options.concurrency = static_cast<std::uint32_t>(flags_.batch_concurrency);
+    options.permissive = flags_.permissive;
+    options.now_s = [] { return absl::ToUnixSeconds(absl::Now()); };
+    absl::StatusOr<std::unique_ptr<router::FilesService>> files =
+        router::FilesService::Open(std::move(options), {.service = service_.get(),
+                                                        .clock = parts_.clock,
+                                                        .log = parts_.log,
+                                                        .metrics = &files_metrics_});
+    if (!files.ok()) {
+      return absl::Status(files.status().code(),
+                          absl::StrCat("--files-dir: ", files.status().message()));
+    }
+    files_ = *std::move(files);
     return absl::OkStatus();
   }
 
@@ -263,12 +297,14 @@ class FrontendsImpl final : public Frontends {
 
   const RoleFlags flags_;
   const Parts parts_;
+  router::FilesMetrics files_metrics_;
   // These members are destroyed from last to first.
   std::vector<std::unique_ptr<const ModelText>> texts_;
   std::unique_ptr<router::KeyGate> gate_;  // null: clients need no key
   std::unique_ptr<TlsFiles> tls_;          // null: clients' connections are not encrypted
   std::unique_ptr<router::TlsMetrics> tls_metrics_;
   std::unique_ptr<router::InferenceService> service_;
+  std::unique_ptr<router::FilesService> files_;  // null: without --files-dir
   std::unique_ptr<router::GrpcServer> grpc_;
   std::unique_ptr<router::HttpServer> http_;
   std::unique_ptr<router::HttpServer> health_;  // null: there is no health port

@@ -50,6 +50,9 @@ class Frontends {
   virtual std::optional<std::uint16_t> health_port() const = 0;  // none: without --health-port
   virtual std::uint16_t grpc_port() const = 0;
   virtual std::string grpc_address() const = 0;
+  // Drops the requests of batches that are in flight, before requests are drained. A later process
+  // computes them.
+  virtual void StopBatches() = 0;
   // Ends connections once they have sent their last bytes, for `grace` at most.
   virtual void Stop(absl::Duration grace) = 0;
 };

@@ -84,7 +84,8 @@ void LocalFleet::PrintBanner(const RoleFlags& flags) const {
 }
 
 void LocalFleet::RunUntilStopped(Signals& signals, std::int64_t drain_seconds) {
-  if (!WaitAndDrain(*engine_, signals, drain_seconds, *log_)) {
+  const auto stop_batches = [this] { frontends_->StopBatches(); };
+  if (!WaitAndDrain(*engine_, signals, drain_seconds, *log_, stop_batches)) {
     log_->Warning("requests are still running, ending them");
     engine_->Stop();
   }

@@ -165,6 +165,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
     all_added = models.AddNew(*frontends);
   }
   log.Info("stopping", {{"drain_seconds", flags.drain_seconds}});
+  frontends->StopBatches();
   const auto drain = [&fleet](std::function<void()> done) { fleet.Drain(std::move(done)); };
   if (!Drain(drain, signals, flags.drain_seconds)) {
     log.Warning("requests are still running, ending them", {});

@@ -106,7 +106,8 @@ FOLDERS = {
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "worker/agent": Folder(may=("proto/codec", "rpc") + COMMON,
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
-    "router": Folder(may=("router/core", "router/core/constraint", "model", "proto/codec") + COMMON,
+    "router": Folder(may=("router/batch", "router/files", "router/core", "router/core/constraint",
+                          "model", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
     # A batch's lines and which of them are to be answered.
     "router/batch": Folder(may=("router", "common/types"), libs=("absl", "json"), pure=True),

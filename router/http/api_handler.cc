@@ -16,6 +16,8 @@
 #include "common/types/text.h"
 #include "router/errors.h"
 #include "router/http/api_error.h"
+#include "router/http/file_objects.h"
+#include "router/http/files_api.h"
 #include "router/http/json_text.h"
 #include "router/http/openai_exchange.h"
 #include "router/http/openai_request.h"
@@ -29,29 +31,10 @@ namespace flotilla::router {
 namespace {
 
 constexpr char kJson[] = "application/json";
-constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST", kOptions = "OPTIONS";
-constexpr std::string_view kIdSuffix = "{id}";
+constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST", kDelete = "DELETE",
+                           kOptions = "OPTIONS";
+constexpr std::string_view kId = "{id}";
 constexpr std::string_view kModel = "/v1/models/{id}", kAbort = "/admin/abort/{id}";
-
-// Decodes "%2F" and the like in a path; a bad escape stays as it is.
-std::string DecodePercent(std::string_view text) {
-  const auto hex = [](char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-  };
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && hex(text[i + 1]) >= 0 && hex(text[i + 2]) >= 0) {
-      out.push_back(static_cast<char>(hex(text[i + 1]) * 16 + hex(text[i + 2])));
-      i += 2;
-    } else {
-      out.push_back(text[i]);
-    }
-  }
-  return out;
-}
 
 bool IsJson(std::string_view content_type) {
   const std::string_view type = content_type.substr(0, content_type.find(';'));
@@ -122,10 +105,12 @@ class ApiHandler final : public HttpHandler {
       : options_(std::move(options)),
         parse_{.permissive = options_.permissive, .max_prompts = options_.max_prompts},
         service_(*service),
-        io_loop_(*io_loop) {}
+        io_loop_(*io_loop),
+        files_(options_.files, options_.files_metrics, options_.dispatcher) {}
 
   HttpAdmission Admit(const HttpHead& head) override {
     HttpAdmission admission = AdmitCaller(head);
+    AdmitUpload(head, admission);
     admission.headers = options_.pages.AnswerHeaders(head.origin);
     return admission;
   }
@@ -133,34 +118,43 @@ class ApiHandler final : public HttpHandler {
 
  private:
   HttpAdmission AdmitCaller(const HttpHead& head);
+  // Gives the body of an upload to what takes it.
+  void AdmitUpload(const HttpHead& head, HttpAdmission& admission);
 
   using Answer = std::unique_ptr<HttpExchange> (ApiHandler::*)(HttpRequest&, HttpReply&);
   // The clients that may use a route: those with a key of an admin, those with a key, or anybody.
   // Without keys everybody has the rights of a key, and with ApiOptions::admin those of an admin.
   enum class Access : std::uint8_t { kAdmin, kKey, kAnybody };
   struct Route {
-    std::string_view method, path;  // {id} at the end of a path stands for any id
+    std::string_view method, path;  // {id} in a path stands for an id
     Access access;
     Answer answer;
 
     bool Answers(std::string_view asked) const {
       return asked == method || (asked == kHead && method == kGet);
     }
-    bool Matches(std::string_view asked) const {
-      if (!path.ends_with(kIdSuffix)) return asked == path;
-      const std::string_view prefix = path.substr(0, path.size() - kIdSuffix.size());
-      return asked.size() > prefix.size() && asked.starts_with(prefix);
+    // The id in `asked`; empty if the route has none. None: the route is another one.
+    std::optional<std::string_view> IdOf(std::string_view asked) const {
+      const std::size_t at = path.find(kId);
+      if (at == std::string_view::npos) {
+        return asked == path ? std::optional(std::string_view()) : std::nullopt;
+      }
+      const std::string_view rest = path.substr(at + kId.size());
+      if (asked.size() <= at + rest.size() || !asked.starts_with(path.substr(0, at)) ||
+          !asked.ends_with(rest)) {
+        return std::nullopt;
+      }
+      const std::string_view id = asked.substr(at, asked.size() - at - rest.size());
+      // Only the names of models have slashes.
+      if (path != kModel && id.find('/') != std::string_view::npos) return std::nullopt;
+      return id;
     }
+    bool Matches(std::string_view asked) const { return IdOf(asked).has_value(); }
+    bool IsUpload() const { return answer == &ApiHandler::Files<&FilesApi::Upload>; }
   };
-  static const std::array<Route, 11> kRoutes;
+  static const std::array<Route, 20> kRoutes;
 
-  static HttpRefusal RefuseMethod(const Route& route) {
-    const bool is_get = route.method == kGet;
-    return {.status = 405,
-            .body = ErrorJson(InvalidArgument("this path answers ",
-                                              is_get ? "GET and HEAD" : route.method, " only")),
-            .headers = {{"allow", is_get ? "GET, HEAD" : std::string(route.method)}}};
-  }
+  HttpRefusal RefuseMethod(std::string_view path) const;
   // The route that answers `method` at `path`. If there is none, another route of that path.
   const Route* Find(std::string_view method, std::string_view path) const;
   // Whether this server has the route at all.
@@ -193,6 +187,11 @@ class ApiHandler final : public HttpHandler {
   void Send(PoolExchange& exchange, const std::string& tenant, std::size_t bytes,
             std::function<std::string()> write);
 
+  template <auto method>
+  std::unique_ptr<HttpExchange> Files(HttpRequest& request, HttpReply& reply) {
+    const Route* const route = Find(request.method, request.path);
+    return (files_.*method)(request, DecodePercent(*route->IdOf(request.path)), reply);
+  }
   template <class Body>
   std::unique_ptr<HttpExchange> Generate(Body parse_body, HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Chat(HttpRequest& request, HttpReply& reply) {
@@ -222,13 +221,23 @@ class ApiHandler final : public HttpHandler {
   MemoryBudget answers_{kAnswerBytes};
   InferenceService& service_;
   IoLoop& io_loop_;
+  FilesApi files_;
 };
 
-const std::array<ApiHandler::Route, 11> ApiHandler::kRoutes = {{
+const std::array<ApiHandler::Route, 20> ApiHandler::kRoutes = {{
     {"POST", "/v1/chat/completions", Access::kKey, &ApiHandler::Chat},
     {"POST", "/v1/completions", Access::kKey, &ApiHandler::Complete},
     {"GET", "/v1/models", Access::kKey, &ApiHandler::ListModels},
     {"GET", kModel, Access::kKey, &ApiHandler::GetModel},
+    {"POST", "/v1/files", Access::kKey, &ApiHandler::Files<&FilesApi::Upload>},
+    {"GET", "/v1/files", Access::kKey, &ApiHandler::Files<&FilesApi::ListFiles>},
+    {"GET", "/v1/files/{id}", Access::kKey, &ApiHandler::Files<&FilesApi::GetFile>},
+    {"DELETE", "/v1/files/{id}", Access::kKey, &ApiHandler::Files<&FilesApi::DeleteFile>},
+    {"GET", "/v1/files/{id}/content", Access::kKey, &ApiHandler::Files<&FilesApi::GetContent>},
+    {"POST", "/v1/batches", Access::kKey, &ApiHandler::Files<&FilesApi::CreateBatch>},
+    {"GET", "/v1/batches", Access::kKey, &ApiHandler::Files<&FilesApi::ListBatches>},
+    {"GET", "/v1/batches/{id}", Access::kKey, &ApiHandler::Files<&FilesApi::GetBatch>},
+    {"POST", "/v1/batches/{id}/cancel", Access::kKey, &ApiHandler::Files<&FilesApi::CancelBatch>},
     {"POST", "/tokenize", Access::kKey, &ApiHandler::Tokenize},
     {"POST", "/detokenize", Access::kKey, &ApiHandler::Detokenize},
     {"POST", kAbort, Access::kAdmin, &ApiHandler::Abort},
@@ -246,6 +255,37 @@ const ApiHandler::Route* ApiHandler::Find(std::string_view method, std::string_v
     if (route.Answers(method)) return found;
   }
   return found;
+}
+
+HttpRefusal ApiHandler::RefuseMethod(std::string_view path) const {
+  std::string allowed, named;
+  const auto add = [&](std::string_view method) {
+    allowed += Cat(allowed.empty() ? "" : ", ", method);
+    named += Cat(named.empty() ? "" : " and ", method);
+  };
+  for (const Route& route : kRoutes) {
+    if (!route.Matches(path) || !Has(route)) continue;
+    add(route.method);
+    if (route.method == kGet) add(kHead);
+  }
+  return {.status = 405,
+          .body = ErrorJson(InvalidArgument("this path answers ", named, " only")),
+          .headers = {{"allow", allowed}}};
+}
+
+void ApiHandler::AdmitUpload(const HttpHead& head, HttpAdmission& admission) {
+  const Route* const route = Find(head.method, head.path);
+  if (admission.refusal || admission.preflight || !head.has_body || route == nullptr ||
+      !route->IsUpload()) {
+    return;
+  }
+  absl::StatusOr<std::unique_ptr<HttpUpload>> upload = files_.AdmitUpload(
+      admission.caller ? admission.caller->name : std::string(head.tenant), head.content_type);
+  if (upload.ok()) {
+    admission.upload = *std::move(upload);
+  } else {
+    admission.refusal = ToRefusal(upload.status());
+  }
 }
 
 HttpAdmission ApiHandler::AdmitCaller(const HttpHead& head) {
@@ -273,12 +313,14 @@ HttpAdmission ApiHandler::AdmitCaller(const HttpHead& head) {
     } else if (route->method != kPost) {
       admission.refusal = ToRefusal(InvalidArgument("this path takes no body"), 413);
     } else if (!route->Answers(head.method)) {
-      admission.refusal = RefuseMethod(*route);
+      admission.refusal = RefuseMethod(head.path);
     }
   }
   // Browsers let a page send forms and plain text to another site without asking it. Their type
-  // is not JSON.
-  if (!admission.refusal && head.from_page && head.method == kPost && !IsJson(head.content_type)) {
+  // is not JSON. Only a page that may read answers may send the form of a file.
+  const bool is_form = route != nullptr && route->IsUpload() && options_.pages.Allows(head.origin);
+  if (!admission.refusal && head.from_page && head.method == kPost && !is_form &&
+      !IsJson(head.content_type)) {
     admission.refusal =
         ToRefusal(InvalidArgument("a request with an Origin needs the Content-Type ", kJson), 415);
   }
@@ -306,7 +348,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Handle(HttpRequest request, HttpReply&
     return nullptr;
   }
   if (route->Answers(request.method)) return (this->*route->answer)(request, reply);
-  HttpRefusal refusal = RefuseMethod(*route);
+  HttpRefusal refusal = RefuseMethod(request.path);
   reply.Send(refusal.status, kJson, std::move(refusal.body), refusal.headers);
   return nullptr;
 }
@@ -467,7 +509,7 @@ std::unique_ptr<HttpExchange> ApiHandler::ListModels(HttpRequest&, HttpReply& re
 
 std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpReply& reply) {
   const std::string name =
-      DecodePercent(std::string_view(request.path).substr(kModel.size() - kIdSuffix.size()));
+      DecodePercent(std::string_view(request.path).substr(kModel.size() - kId.size()));
   const std::vector<ModelInfo> models = service_.Models();
   std::vector<std::string> served;
   for (const ModelInfo& model : models) served.push_back(model.limits.id);
@@ -485,7 +527,7 @@ std::unique_ptr<HttpExchange> ApiHandler::GetModel(HttpRequest& request, HttpRep
 
 std::unique_ptr<HttpExchange> ApiHandler::Abort(HttpRequest& request, HttpReply& reply) {
   const std::string id =
-      DecodePercent(std::string_view(request.path).substr(kAbort.size() - kIdSuffix.size()));
+      DecodePercent(std::string_view(request.path).substr(kAbort.size() - kId.size()));
   // Answers have such an id behind a prefix (OpenAiAnswer).
   absl::string_view bare = id;
   if (!absl::ConsumePrefix(&bare, "chatcmpl-")) absl::ConsumePrefix(&bare, "cmpl-");

@@ -15,6 +15,9 @@
 
 namespace flotilla::router {
 
+class FilesMetrics;
+class FilesService;
+
 struct ApiOptions {
   bool permissive = false;
   std::size_t max_prompts = 32;
@@ -24,7 +27,10 @@ struct ApiOptions {
   bool admin = false;  // without a gate: the routes of admins exist, for everybody
   HostPolicy hosts = HostPolicy("", {});
   CorsPolicy pages;
-  bool health_only = false;  // true: only /health, /ready and /metrics exist
+  bool health_only = false;               // true: only /health, /ready and /metrics exist
+  FilesService* files = nullptr;          // null: no files are kept
+  FilesMetrics* files_metrics = nullptr;  // with `files`
+  Dispatcher* dispatcher = nullptr;       // with `files`: that of the I/O loop
 };
 
 // `service` and `io_loop` outlive the handler, which lives on the I/O loop's thread.

@@ -55,7 +55,7 @@ CorsPolicy::Headers CorsPolicy::AnswerHeaders(std::string_view origin) const {
 
 CorsPolicy::Headers CorsPolicy::PreflightHeaders() {
   // * does not mean Authorization, which must be named.
-  return {{"access-control-allow-methods", "GET, HEAD, POST"},
+  return {{"access-control-allow-methods", "GET, HEAD, POST, DELETE"},
           {"access-control-allow-headers", "authorization, *"},
           {"access-control-max-age", kPreflightSeconds}};
 }

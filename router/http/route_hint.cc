@@ -31,9 +31,12 @@ std::string Bare(std::string_view path) {
 
 // "/v1/models/x" is one of "/v1/models/{id}".
 bool IsOneOf(std::string_view asked, std::string_view path) {
-  const std::size_t id = path.find("{id}");
+  constexpr std::string_view kId = "{id}";
+  const std::size_t id = path.find(kId);
   if (id == std::string_view::npos) return asked == path;
-  return asked.size() > id && asked.starts_with(path.substr(0, id));
+  const std::string_view rest = path.substr(id + kId.size());
+  return asked.size() > id + rest.size() && asked.starts_with(path.substr(0, id)) &&
+         asked.ends_with(rest);
 }
 
 }  // namespace

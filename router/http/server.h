@@ -18,6 +18,9 @@
 
 namespace flotilla::router {
 
+class FilesMetrics;
+class FilesService;
+
 // Bounds of one connection, and of the time that a peer may take.
 struct HttpLimits {
   std::size_t header_bytes = 8192;      // request line and headers: else 431
@@ -85,6 +88,10 @@ struct HttpServerOptions {
   // Unknown body fields are ignored, with a warning header, not refused.
   bool permissive = false;
   std::size_t max_prompts = 32;  // of one completions request
+  // Keeps the files and batches of clients; null: nothing does. Outlives the server, and so do the
+  // metrics, which it has.
+  FilesService* files = nullptr;
+  FilesMetrics* files_metrics = nullptr;
   // Returns the text of /metrics; without it there is no such page. Called on any I/O thread.
   std::function<std::string()> metrics;
   // Counts bodies that are refused before the service sees them. May be null,

@@ -35,7 +35,7 @@ class Attack:
 
     forbidden = ()  # the counts that must stay 0
     # The server under attack.
-    flags = ()  # of the server
+    flags = ()  # of the server; DIRECTORY in them stands for one that is deleted later
     roles = ("serve",)
     keyed = False  # the server needs keys
     key_options = ""  # of the attacker's key, in the server's file

@@ -55,7 +55,8 @@ ALL = [attack() for attack in floods.ALL + request_floods.ALL + rude_clients.ALL
 def started(attack, directory):
     """The server under attack: the test watches `.processes`, the streams use `.front`,
     `.scheduler` has the blocks, `.ports` are for the attacker and `.key` is for the streams."""
-    flags, options, key, keys = [*attack.flags], {}, "", {}
+    options, key, keys = {}, "", {}
+    flags = [flag.replace("DIRECTORY", str(directory)) for flag in attack.flags]
     with contextlib.ExitStack() as stack:
         if attack.keyed:
             key, keys["key"] = new_secret(), new_secret()

@@ -51,6 +51,10 @@ def say(*words, seconds=60):
      "flotilla router: --api-tls-ca requires --api-tls-cert"),
     ("scheduler --worker a:1 --api-tls-cert c", "flotilla scheduler: scheduler has no flag "
      "--api-tls-cert; serve, router have it"),
+    ("run --model m --files-dir d", "flotilla run: run has no flag --files-dir; serve, router have "
+     "it"),
+    ("serve --model m --batch-concurrency 0",
+     "flotilla serve: --batch-concurrency must be a number from 1 to 65536, not '0'"),
     ("serve --model m --permissive=foo", "flotilla serve: --permissive takes no value"),
     ("serve --model m --http-port abc",
      "flotilla serve: --http-port must be a number from 0 to 65535, not 'abc'"),

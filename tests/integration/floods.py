@@ -79,6 +79,23 @@ class EndlessTrailer(ChunkedFlood):
     start, repeated = b"0\r\n", b"some: trailer\r\n"
 
 
+class EndlessUpload(Flood):
+    """Files that never end, to a server that keeps files of 64 MiB. Of a quota of 100 MiB nothing
+    stays taken."""
+
+    mib_per_second = 32
+    flags = ["--files-dir", "DIRECTORY/files", "--file-mib", "64", "--files-mib", "100"]
+
+    def beginning(self, port):
+        return head("POST", "/v1/files", port, "transfer-encoding: chunked",
+                    "content-type: multipart/form-data; boundary=B") + (
+            b"4e\r\n--B\r\nContent-Disposition: form-data; name=file; filename=\"../../../x\"\r\n"
+            b"\r\nxxxxx\r\n")
+
+    def piece(self):
+        return b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+
+
 def frame(kind, flags, stream, payload):
     """An HTTP/2 frame."""
     return (len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
@@ -235,6 +252,6 @@ class IdleGrpcSockets(IdleSockets):
     grpc = True
 
 
-ALL = (EndlessChunkExtension, EndlessChunkSize, EndlessTrailer, HeldBodies, HeldBodiesWithoutKey,
+ALL = (EndlessChunkExtension, EndlessChunkSize, EndlessTrailer, EndlessUpload, HeldBodies, HeldBodiesWithoutKey,
        HeldBodiesWithKey, IdleSockets, IdleGrpcSockets, ContinuationFlood,
        InternalContinuationFlood)

@@ -68,7 +68,7 @@ TEST_F(HttpTest, APageOfANamedOriginMayCallAndReadAnswers) {
   EXPECT_EQ(preflight.status, 200);
   EXPECT_EQ(preflight.body, "");
   EXPECT_EQ(preflight.headers.at("access-control-allow-origin"), "https://chat.example");
-  EXPECT_EQ(preflight.headers.at("access-control-allow-methods"), "GET, HEAD, POST");
+  EXPECT_EQ(preflight.headers.at("access-control-allow-methods"), "GET, HEAD, POST, DELETE");
   EXPECT_EQ(preflight.headers.at("access-control-allow-headers"), "authorization, *");
   EXPECT_EQ(preflight.headers.at("vary"), "origin");
   const HttpResponse answer = client.Call("POST", "/v1/completions", kBody, origin + json);

@@ -1,0 +1,100 @@
+// BatchWork: one batch of a client while the files thread works on it. First its lines are read and
+// checked, a slice at a time, then what an earlier process has answered is read, and then the
+// others are answered. The room (router/files/files_room.h) says when, and keeps the status.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/rt/clock.h"
+#include "common/rt/unique_fd.h"
+#include "router/batch/batch_core.h"
+#include "router/batch/file_ledger.h"
+#include "router/files/answer_file.h"
+#include "router/files/file_store.h"
+#include "router/files/line_reader.h"
+#include "router/files/line_runner.h"
+
+namespace flotilla::router {
+
+// The most lines of a client's batch, as OpenAI's. A batch that is worked on takes some 100 bytes
+// of memory for each, besides its custom_id.
+inline constexpr std::size_t kMaxClientLines = 50'000;
+
+class BatchWork {
+ public:
+  struct Parts {
+    FileStore* store = nullptr;
+    HttpHandler* handler = nullptr;
+    const Clock* clock = nullptr;
+    std::function<void()> on_reply;  // this and the next: see LineRunner
+    std::int64_t models_due_ns = 0;
+  };
+  enum class Phase {
+    kReading,    // Read is to be called again
+    kWrong,      // some line is wrong: errors() says which
+    kRead,       // Begin is to be called, once the batch is in progress
+    kAnswering,  // Step is to be called
+  };
+
+  // The store outlives it. `batch` is copied.
+  BatchWork(const Parts& parts, const StoredBatch& batch);
+  ~BatchWork();
+
+  const std::string& id() const { return batch_.id; }
+  const std::string& tenant() const { return batch_.tenant; }
+  Phase phase() const { return phase_; }
+
+  // Reads and checks the next slice of the input. UNAVAILABLE: it cannot be read.
+  absl::Status Read();
+  const std::vector<BatchError>& errors() const { return errors_; }
+
+  // Takes what an earlier process has answered, and can answer the rest from then on. Errors: those
+  // of AnswerFile, and DATA_LOSS if the answers are not this batch's.
+  absl::Status Begin();
+  // At most so many lines are in flight from now on.
+  void SetConcurrency(std::uint32_t lines) { core_.set_concurrency(lines); }
+  // As LineRunner::Step. RESOURCE_EXHAUSTED with kQuotaExceeded: the tenant has no room for the
+  // answers; those that were written before stay.
+  absl::Status Step();
+  std::int64_t due_ns(std::int64_t now_ns, std::int64_t rest_ns) const;
+  bool complete() const { return core_.complete(); }
+
+  // Drops what is in flight. No line starts any more.
+  void Stop();
+  // After Stop: writes for each line without an answer that its time was over.
+  absl::Status FailTheRest();
+  // Returns when all answers are on the disk.
+  absl::Status Sync();
+
+  RequestCounts counts() const;
+  // What the batch has come to, once it was stopped or is complete, and was synced.
+  BatchEnd End(BatchStatus status) const;
+
+ private:
+  absl::Status AddLine(const TextLine& line);
+  void AddError(BatchError error) { errors_.push_back(std::move(error)); }
+  absl::Status Recover(AnswerFile& file);
+  absl::Status Reserve(std::size_t bytes, bool within_quota);
+
+  const Parts parts_;
+  const StoredBatch batch_;
+  Phase phase_ = Phase::kReading;
+  BatchCore core_;
+  UniqueFd input_;
+  std::optional<LineReader> reader_;
+  std::uint64_t empty_ = 0;  // the first of some empty lines; 0: there is none
+  std::vector<BatchError> errors_;
+  std::optional<AnswerFile> output_, error_output_;
+  std::uint64_t reserved_ = 0;  // bytes of the tenant
+  std::optional<LineRunner> runner_;
+};
+
+}  // namespace flotilla::router

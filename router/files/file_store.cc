@@ -1,0 +1,196 @@
+#include "router/files/file_store.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/types/text.h"
+#include "router/batch/file_journal.h"
+
+namespace flotilla::router {
+namespace {
+
+constexpr mode_t kOnlyMe = 0600, kOnlyMyFolder = 0700;
+// The journal is written anew when it has this many bytes more than 4 times its snapshot.
+constexpr std::uint64_t kJournalSlack = 1 << 20;
+constexpr std::string_view kFilePrefix = "file-";
+
+// False: errno says why not.
+bool WriteAll(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+bool ReadAll(int fd, std::string& text) {
+  std::array<char, 64 << 10> chunk;
+  while (true) {
+    const ssize_t got = read(fd, chunk.data(), chunk.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got == 0;
+    text.append(chunk.data(), static_cast<std::size_t>(got));
+  }
+}
+
+bool MakeFolder(const std::string& path) {
+  return mkdir(path.c_str(), kOnlyMyFolder) == 0 || errno == EEXIST;
+}
+
+bool SyncFolder(const std::string& path) {
+  const UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return folder.ok() && fsync(folder.get()) == 0;
+}
+
+// The names in a folder that are ids of files.
+std::vector<std::string> IdsIn(const std::string& path) {
+  std::vector<std::string> ids;
+  DIR* const folder = opendir(path.c_str());
+  if (folder == nullptr) return ids;
+  while (const dirent* entry = readdir(folder)) {
+    const std::string_view name = entry->d_name;
+    if (name.starts_with(kFilePrefix)) ids.emplace_back(name);
+  }
+  closedir(folder);
+  return ids;
+}
+
+}  // namespace
+
+absl::Status FileStore::Error(const char* what, const std::string& path) const {
+  return absl::UnavailableError(Cat(what, " ", path, ": ", std::strerror(errno)));
+}
+
+absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, FileLimits limits) {
+  std::unique_ptr<FileStore> store(new FileStore(std::move(folder), limits));
+  if (absl::Status s = store->Lock(); !s.ok()) return s;
+  if (absl::Status s = store->ReadJournal(); !s.ok()) return s;
+  if (absl::Status s = store->Rewrite(); !s.ok()) return s;
+  if (absl::Status s = store->RemoveStrays(); !s.ok()) return s;
+  return store;
+}
+
+absl::Status FileStore::Lock() {
+  if (!MakeFolder(folder_)) return Error("cannot make the folder", folder_);
+  const std::string data = folder_ + "/data", lock = folder_ + "/lock";
+  if (!MakeFolder(data)) return Error("cannot make the folder", data);
+  data_folder_.Reset(open(data.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!data_folder_.ok()) return Error("cannot open the folder", data);
+  lock_.Reset(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kOnlyMe));
+  if (!lock_.ok()) return Error("cannot open", lock);
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno != EWOULDBLOCK) return Error("cannot lock", lock);
+  return absl::UnavailableError(
+      Cat("another process keeps files in ", folder_, "; each router needs a folder of its own"));
+}
+
+absl::Status FileStore::ReadJournal() {
+  const std::string path = folder_ + "/journal";
+  const UniqueFd journal(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!journal.ok() && errno == ENOENT) {
+    if (IdsIn(folder_ + "/data").empty()) return absl::OkStatus();
+    return absl::DataLossError(Cat(path, " is missing, but ", folder_,
+                                   "/data has files: restore the journal, or empty the folder"));
+  }
+  std::string text;
+  if (!journal.ok() || !ReadAll(journal.get(), text)) return Error("cannot read", path);
+  const absl::StatusOr<std::size_t> whole = ReplayJournal(text, ledger_);
+  if (whole.ok()) return absl::OkStatus();
+  return absl::DataLossError(Cat(path, " ", whole.status().message()));
+}
+
+absl::Status FileStore::Rewrite() {
+  const std::string path = folder_ + "/journal", next = folder_ + "/journal.new";
+  UniqueFd file(open(next.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, kOnlyMe));
+  if (!file.ok()) return Error("cannot make", next);
+  std::string text;
+  for (const LedgerRecord& record : ledger_.Snapshot()) text += JournalLine(record);
+  if (!WriteAll(file.get(), text) || fsync(file.get()) != 0) return Error("cannot write to", next);
+  if (rename(next.c_str(), path.c_str()) != 0) return Error("cannot replace", path);
+  // From here on the old journal may be gone, so changes must not go there.
+  journal_ = std::move(file);
+  journal_bytes_ = snapshot_bytes_ = text.size();
+  broken_ = !SyncFolder(folder_);
+  return broken_ ? Error("cannot sync the folder", folder_) : absl::OkStatus();
+}
+
+absl::Status FileStore::RemoveStrays() {
+  for (const std::string& id : IdsIn(folder_ + "/data")) {
+    if (!ledger_.Needs(id)) RemoveData(id);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileStore::Commit(LedgerRecord record) {
+  if (absl::Status s = ledger_.Check(record); !s.ok()) return s;
+  if (broken_) {
+    return absl::UnavailableError(
+        Cat("the journal of ", folder_, " could not be written, so nothing changes any more"));
+  }
+  const std::string line = JournalLine(record);
+  if (!WriteAll(journal_.get(), line)) {
+    const absl::Status error = Error("cannot write to the journal of", folder_);
+    broken_ = ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0;
+    return error;
+  }
+  if (fdatasync(journal_.get()) != 0) {
+    broken_ = true;  // a second sync may succeed although the bytes are lost
+    return Error("cannot sync the journal of", folder_);
+  }
+  journal_bytes_ += line.size();
+  std::vector<std::string> dropped = record.removed;
+  if (record.batch.has_value()) {
+    dropped.push_back(record.batch->output_id);
+    dropped.push_back(record.batch->error_id);
+  }
+  if (absl::Status s = ledger_.Apply(std::move(record)); !s.ok()) return s;
+  for (const std::string& id : dropped) {
+    if (id.starts_with(kFilePrefix) && !ledger_.Needs(id)) RemoveData(id);
+  }
+  // If this fails, the journal that is there goes on.
+  if (journal_bytes_ > kJournalSlack + 4 * snapshot_bytes_) Rewrite().IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> FileStore::CreateData(const std::string& id) {
+  const std::string path = DataPath(id);
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kOnlyMe));
+  if (!fd.ok()) return Error("cannot make", path);
+  return fd;
+}
+
+absl::Status FileStore::SyncData(int fd) {
+  if (fsync(fd) != 0 || fsync(data_folder_.get()) != 0) {
+    return Error("cannot sync a file in", folder_);
+  }
+  return absl::OkStatus();
+}
+
+void FileStore::RemoveData(const std::string& id) { unlink(DataPath(id).c_str()); }
+
+absl::StatusOr<UniqueFd> FileStore::OpenData(const std::string& id) const {
+  const std::string path = DataPath(id);
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) return Error("cannot open", path);
+  return fd;
+}
+
+std::uint64_t FileStore::DataBytes(const std::string& id) const {
+  struct stat stat {};
+  return ::stat(DataPath(id).c_str(), &stat) == 0 ? static_cast<std::uint64_t>(stat.st_size) : 0;
+}
+
+}  // namespace flotilla::router

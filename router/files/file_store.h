@@ -1,0 +1,68 @@
+// FileStore: the folder that a FileLedger and the data of its files live in.
+//
+//   DIR/lock      held by the process that uses the folder
+//   DIR/journal   the records of the ledger (router/batch/file_journal.h)
+//   DIR/data/ID   the bytes of a file, or the answers of a batch that is not over
+//
+// A change is on the disk before the ledger has it. Data is on the disk before a record names it,
+// and it is removed after a record has: what a crash leaves without a name is removed when the
+// folder is opened. One thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/rt/unique_fd.h"
+#include "router/batch/file_ledger.h"
+
+namespace flotilla::router {
+
+class FileStore {
+ public:
+  // Opens the folder, or makes it, in a folder that exists. All that it makes is for this user
+  // only. UNAVAILABLE: another process uses it, or the system's error. DATA_LOSS: the journal is
+  // damaged, or missing beside data. Errors name the path.
+  static absl::StatusOr<std::unique_ptr<FileStore>> Open(std::string folder, FileLimits limits);
+
+  FileLedger& ledger() { return ledger_; }
+
+  // Writes the record, applies it, and removes the data that nobody needs any more. UNAVAILABLE: it
+  // cannot be written, e.g. on a full disk; the ledger has not changed. If the system then does not
+  // say what is on the disk, all later changes fail, too.
+  absl::Status Commit(LedgerRecord record);
+
+  // The path of the data of an id that this process or the ledger made.
+  std::string DataPath(const std::string& id) const { return folder_ + "/data/" + id; }
+  // Makes the data of a new file, for writing. UNAVAILABLE names the path.
+  absl::StatusOr<UniqueFd> CreateData(const std::string& id);
+  // Returns when the data and its name are on the disk.
+  absl::Status SyncData(int fd);
+  void RemoveData(const std::string& id);
+  // For reading.
+  absl::StatusOr<UniqueFd> OpenData(const std::string& id) const;
+  // 0: there is none.
+  std::uint64_t DataBytes(const std::string& id) const;
+
+ private:
+  FileStore(std::string folder, FileLimits limits) : folder_(std::move(folder)), ledger_(limits) {}
+
+  absl::Status Lock();
+  absl::Status ReadJournal();
+  // Replaces the journal by a snapshot of the ledger.
+  absl::Status Rewrite();
+  absl::Status RemoveStrays();
+  absl::Status Error(const char* what, const std::string& path) const;
+
+  const std::string folder_;
+  FileLedger ledger_;
+  UniqueFd lock_, data_folder_, journal_;
+  std::uint64_t journal_bytes_ = 0, snapshot_bytes_ = 0;
+  bool broken_ = false;  // what the journal has on the disk is unknown
+};
+
+}  // namespace flotilla::router
