@@ -22,9 +22,6 @@ using Bio = std::unique_ptr<BIO, Deleter<BIO_free>>;
 using Certificate = std::unique_ptr<X509, Deleter<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Deleter<EVP_PKEY_free>>;
 
-// A key with a passphrase is an error, because nobody could be asked for it.
-int NoPassphrase(char*, int, int, void*) { return 0; }
-
 Certificate FirstCertificate(std::string_view pem) {
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
   Certificate certificate(PEM_read_bio_X509(bio.get(), nullptr, &NoPassphrase, nullptr));
@@ -33,6 +30,8 @@ Certificate FirstCertificate(std::string_view pem) {
 }
 
 }  // namespace
+
+int NoPassphrase(char*, int, int, void*) { return 0; }
 
 absl::Status CheckKeyPair(std::string_view certificate, std::string_view key, absl::Time now) {
   const Certificate own = FirstCertificate(certificate);

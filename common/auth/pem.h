@@ -13,6 +13,10 @@ namespace flotilla {
 // private key, or it has a passphrase or belongs to another certificate.
 absl::Status CheckKeyPair(std::string_view certificate, std::string_view key, absl::Time now);
 
+// What OpenSSL asks for a passphrase. It has none, so that a key with one is an error, because
+// nobody could be asked for it.
+int NoPassphrase(char*, int, int, void*);
+
 // When the first certificate expires; none: there is none.
 std::optional<absl::Time> ExpiryOf(std::string_view certificate);
 

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/auth/pem.h"
 
 namespace flotilla {
 namespace {
@@ -37,9 +38,6 @@ std::string LastError() {
 absl::Status Refused(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(what), ": ", LastError()));
 }
-
-// A key with a passphrase is an error, because nobody could be asked for it.
-int NoPassphrase(char*, int, int, void*) { return 0; }
 
 struct FreeBio {
   void operator()(BIO* bio) const { BIO_free(bio); }
