@@ -50,12 +50,14 @@ GenerateStream::GenerateStream(std::unique_ptr<Call> call, const Shared& shared,
 
 GenerateStream::~GenerateStream() {
   if (stall_timer_.has_value()) shared_.thread->Cancel(*stall_timer_);
+  shared_.unread->Set(this, 0, taken_);
 }
 
 void GenerateStream::OnWriteDone(bool ok) {
   shared_.thread->Post([this, ok] {
     writing_ = false;
     in_flight_bytes_ = 0;
+    taken_ = absl::Now();
     if (!ok) Abandon();
     Flush();
   });
@@ -157,7 +159,18 @@ void GenerateStream::Flush() {
   WatchStall();
 }
 
+void GenerateStream::CountUnread() {
+  const std::size_t bytes = outbox_.bytes() + in_flight_bytes_;
+  shared_.unread->Set(this, cut_ || bytes <= shared_.buffer_bytes ? 0 : bytes, taken_);
+}
+
 void GenerateStream::WatchStall() {
+  CountUnread();
+  while (GenerateStream* const worst = shared_.unread->Worst(absl::Now())) {
+    worst->cut_ = true;
+    worst->CountUnread();
+    worst->context().TryCancel();
+  }
   const bool over = outbox_.bytes() + in_flight_bytes_ > shared_.buffer_bytes;
   if (over && !stall_timer_.has_value()) {
     stall_timer_ = shared_.thread->After(shared_.stall_timeout, [this] {

@@ -6,7 +6,8 @@
 // gRPC's OnDone.
 //
 // One write is in flight; the rest waits in the outbox. A client that leaves more
-// than the cap unread for as long as the stall timeout is cut off. The client's
+// than the cap unread for as long as the stall timeout is cut off, and sooner when all calls
+// together hold too much. The client's
 // cancel, its deadline, a lost connection and a stalled client all arrive as
 // gRPC's OnCancel and become one cancel of the generation.
 #pragma once
@@ -24,6 +25,7 @@
 #include "router/grpc/io_thread.h"
 #include "router/grpc/outbox.h"
 #include "router/grpc/readable.h"
+#include "router/grpc/unread_output.h"
 #include "router/key_gate.h"
 #include "router/service.h"
 #include "rpc/writer.h"
@@ -45,6 +47,7 @@ class GenerateStream final
     KeyGate* gate = nullptr;      // the same
     std::size_t buffer_bytes = 0;
     absl::Duration stall_timeout;
+    UnreadOutput* unread = nullptr;
   };
 
   // Called on the poller's thread. `generate` is the request, or why it is refused at once.
@@ -78,6 +81,8 @@ class GenerateStream final
   void Flush();
   // Starts or stops the stall timer when the unread bytes rise above or fall below the cap.
   void WatchStall();
+  // Tells how much is held for the client, unless it is little.
+  void CountUnread();
 
   const Shared& shared_;
   const absl::Time begun_ = absl::Now();
@@ -93,6 +98,8 @@ class GenerateStream final
   std::optional<grpc::Status> final_status_;  // no more news; not finished yet
   bool finished_ = false;                     // gRPC has the status
   std::optional<IoThread::Timer> stall_timer_;
+  absl::Time taken_ = begun_;  // when the client last took a message
+  bool cut_ = false;           // it is being cut off, for holding too much
 };
 
 }  // namespace flotilla::router

@@ -12,6 +12,7 @@
 #include "router/grpc/inference_grpc.h"
 #include "router/grpc/io_thread.h"
 #include "router/grpc/reflection.h"
+#include "router/grpc/unread_output.h"
 #include "rpc/call_guard.h"
 #include "rpc/endpoint.h"
 #include "rpc/server.h"
@@ -63,13 +64,15 @@ class GrpcServerImpl final : public GrpcServer {
   GrpcServerImpl(const GrpcOptions& options, InferenceService* service)
       : options_(options),
         io_loop_(service->OpenIoLoop(thread_.get())),
+        unread_(options.unread_bytes, options.patience),
         shared_{.service = service,
                 .thread = thread_.get(),
                 .io_loop = io_loop_.get(),
                 .tenant_metadata = options.tenant_metadata,
                 .gate = options.gate,
                 .buffer_bytes = options.stream_buffer_bytes,
-                .stall_timeout = options.stall_timeout},
+                .stall_timeout = options.stall_timeout,
+                .unread = &unread_},
         inference_(shared_),
         health_(service, thread_.get()),
         reflection_({v1::Inference::service_full_name(),
@@ -117,6 +120,7 @@ class GrpcServerImpl final : public GrpcServer {
   const GrpcOptions options_;
   std::unique_ptr<IoThread> thread_ = std::make_unique<IoThread>();
   std::unique_ptr<IoLoop> io_loop_;
+  UnreadOutput unread_;
   const GenerateStream::Shared shared_;
   InferenceGrpc inference_;
   HealthService health_;

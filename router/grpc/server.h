@@ -46,6 +46,10 @@ struct GrpcOptions {
   // it may be stalled before it is cut off. Generation never waits for a client.
   std::size_t stream_buffer_bytes = 64 << 10;
   absl::Duration stall_timeout = absl::Seconds(30);
+  // What all such calls together may hold. Beyond it, the one that holds most is cut off, of those
+  // whose clients have taken nothing for `patience`.
+  std::size_t unread_bytes = 32u << 20;
+  absl::Duration patience = absl::Seconds(1);
   std::shared_ptr<rpc::Poller> poller;  // receives the calls; null: one of its own
 };
 

@@ -236,6 +236,20 @@ TEST_F(GrpcServerTest, AStalledClientIsCutOffAndGenerationNeverWaits) {
   EXPECT_EQ(call->reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+TEST_F(GrpcServerTest, WhenAllHoldTooMuchTheOneThatHoldsMostIsCutOff) {
+  StartServer({.unread_bytes = 8 << 20, .patience = absl::ZeroDuration()});
+  auto most = BeginCall(TextRequest()), little = BeginCall(TextRequest());
+  const std::string piece(1 << 20, 'x');
+  SayText(little->running, piece, 0);
+  for (int i = 0; i < 16; ++i) SayText(most->running, piece, i);
+  service_.AwaitAbandoned(1);
+  EndWell(little->running, 1);
+  EXPECT_EQ(ReadAll(*little->reader).text.size(), piece.size());
+  EXPECT_TRUE(little->reader->Finish().ok());
+  ReadAll(*most->reader);
+  EXPECT_EQ(most->reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST_F(GrpcServerTest, ASlowClientGetsEverything) {
   StartServer({.stream_buffer_bytes = 1 << 10});
   auto call = BeginCall(TextRequest());
