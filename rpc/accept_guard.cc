@@ -43,6 +43,10 @@ int AcceptGuard::Accept(absl::FunctionRef<int()> accept) {
       errno = EAGAIN;
       return -1;
     }
+    if (HasLeft(fd)) {
+      close(fd);
+      continue;
+    }
     const std::uint64_t limit = DescriptorLimit(), number = static_cast<std::uint64_t>(fd);
     if (number >= Without(limit, kGone)) {
       close(fd);
@@ -79,6 +83,12 @@ bool AcceptGuard::IsSilent(const Accepted& one) {
   const bool counts =
       size >= offsetof(tcp_info, tcpi_segs_in) + sizeof(info.tcpi_segs_in) && info.tcpi_segs_in > 0;
   return counts && info.tcpi_bytes_received == 0;
+}
+
+bool AcceptGuard::HasLeft(int fd) {
+  char byte = 0;
+  const ssize_t bytes = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return bytes == 0 || (bytes < 0 && errno == ECONNRESET);
 }
 
 void AcceptGuard::Remember(int fd) {

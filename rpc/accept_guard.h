@@ -3,9 +3,11 @@
 // gRPC 1.51, the version of Debian 12, does not bound its connections. If accept() of one of its
 // listeners fails because no descriptor is left, that listener never accepts again. So this
 // library interposes the function by which gRPC accepts, through the dynamic linker, and calls
-// gRPC's own from it. While descriptors are short, a new connection takes the place of the one
-// that has been silent for longest; and so it does when very many are silent. When almost none is
-// left, a new connection is closed at once, and gRPC is told that no connection waits.
+// gRPC's own from it. Connections that have ended by then are closed before gRPC does anything for
+// them, which takes it most of a millisecond. While descriptors are short, a new connection takes
+// the place of the one that has been silent for longest; and so it does when very many are silent.
+// When almost none is left, a new connection is closed at once, and gRPC is told that no connection
+// waits.
 #pragma once
 
 #include <sys/socket.h>
@@ -45,6 +47,8 @@ class AcceptGuard {
     socklen_t peer_bytes;
   };
   static bool IsSilent(const Accepted& one);
+  // Whether the peer has closed the connection without a word.
+  static bool HasLeft(int fd);
   // Closes a waiting connection. False: none waits, or none can be accepted.
   bool DropOne(absl::FunctionRef<int()> accept);
   void Remember(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -31,8 +31,7 @@ namespace flotilla::router {
 namespace {
 
 constexpr char kJson[] = "application/json";
-constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST", kDelete = "DELETE",
-                           kOptions = "OPTIONS";
+constexpr std::string_view kGet = "GET", kHead = "HEAD", kPost = "POST", kOptions = "OPTIONS";
 constexpr std::string_view kId = "{id}";
 constexpr std::string_view kModel = "/v1/models/{id}", kAbort = "/admin/abort/{id}";
 

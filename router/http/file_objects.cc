@@ -76,8 +76,8 @@ absl::StatusOr<std::string> MetadataText(const Json* metadata) {
     if (!value.is_string()) return wrong("must be an object of texts");
     if (Utf8Length(key) > kMaxMetadataKey ||
         Utf8Length(value.get_ref<const std::string&>()) > kMaxMetadataValue) {
-      return wrong(
-          Cat("may have keys of ", kMaxMetadataKey, " characters and values of ", kMaxMetadataValue));
+      return wrong(Cat("may have keys of ", kMaxMetadataKey, " characters and values of ",
+                       kMaxMetadataValue));
     }
   }
   return metadata->dump();

@@ -109,6 +109,22 @@ TEST_F(AcceptGuardTest, NoMoreThanSoManyAreSilent) {
   for (std::size_t i = 0; i < clients.size(); ++i) EXPECT_EQ(Ended(clients[i]), ended[i]) << i;
 }
 
+TEST_F(AcceptGuardTest, WhoHasLeftIsNotAccepted) {
+  Connect();  // and closes
+  UniqueFd reset = Connect();
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  setsockopt(reset.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  const UniqueFd speaks = Connect();
+  EXPECT_EQ(send(speaks.get(), "x", 1, 0), 1);
+  shutdown(speaks.get(), SHUT_WR);
+  const UniqueFd stays = Connect();
+  reset.Reset();
+  const UniqueFd first(Accept()), second(Accept());
+  EXPECT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(Accept(), -1);
+  EXPECT_EQ(errno, EAGAIN);
+}
+
 TEST_F(AcceptGuardTest, NobodyTakesTheLastDescriptors) {
   FillUpTo(kGone - 1);
   const UniqueFd client = Connect();  // the last number below
