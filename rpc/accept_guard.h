@@ -4,10 +4,9 @@
 // listeners fails because no descriptor is left, that listener never accepts again. So this
 // library interposes the function by which gRPC accepts, through the dynamic linker, and calls
 // gRPC's own from it. Connections that have ended by then are closed before gRPC does anything for
-// them, which takes it most of a millisecond. While descriptors are short, a new connection takes
-// the place of the one that has been silent for longest; and so it does when very many are silent.
-// When almost none is left, a new connection is closed at once, and gRPC is told that no connection
-// waits.
+// them. While descriptors are short, a new connection takes the place of the one that has been
+// silent for longest; and so it does when very many are silent. When almost none is left, a new
+// connection is closed at once, and gRPC is told that no connection waits.
 #pragma once
 
 #include <sys/socket.h>
