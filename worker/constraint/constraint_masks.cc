@@ -87,9 +87,47 @@ std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> ite
   return step;
 }
 
+std::vector<std::size_t> ConstraintMasks::CheckDrafts(absl::Span<const MaskItem> items,
+                                                      absl::Duration patience) {
+  auto check = std::make_shared<DraftCheck>();
+  for (const MaskItem& item : items) {
+    const Known& known = Find(item.sequence, *item.constraint);
+    check->items.push_back({.sequence = item.sequence,
+                            .entry = known.entry,
+                            .outputs = {item.outputs.begin(), item.outputs.end()},
+                            .drafts = {item.drafts.begin(), item.drafts.end()},
+                            .lateness = known.lateness});
+  }
+  check->allowed.resize(items.size());
+  const std::int64_t begin_ns = options_.clock->NowNs();
+  {
+    absl::MutexLock lock(&mu_);
+    checks_.push_back(check);
+    if (!thread_.joinable() && !stops_) thread_ = std::thread([this] { Loop(); });
+    if (mu_.AwaitWithTimeout(absl::Condition(&check->done), patience)) return check->allowed;
+  }
+  culprit_->Charge(options_.clock->NowNs() - begin_ns);
+  return std::vector<std::size_t>(items.size());
+}
+
+std::size_t ConstraintMasks::Check(const DraftCheck::Item& item) {
+  if (!compiler_->IsDone(*item.entry)) return 0;
+  const absl::StatusOr<std::shared_ptr<const Grammar>> grammar = compiler_->GrammarOf(*item.entry);
+  if (!grammar.ok()) return 0;
+  const absl::StatusOr<Matchers::Place*> place =
+      matchers_.MoveTo(item.sequence, *grammar, item.outputs);
+  if (!place.ok()) return 0;
+  GrammarMatcher& matcher = (*place)->matcher();
+  std::size_t allowed = 0;
+  while (allowed < item.drafts.size() && matcher.Accept(item.drafts[allowed])) ++allowed;
+  matcher.Rollback(allowed);
+  return allowed;
+}
+
 void ConstraintMasks::Loop() {
   while (true) {
     std::vector<std::weak_ptr<StepMasks>> steps;
+    std::deque<std::shared_ptr<DraftCheck>> checks;
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &ConstraintMasks::HasWorkOrStops));
@@ -97,6 +135,17 @@ void ConstraintMasks::Loop() {
       if (std::exchange(compiled_, false)) steps.swap(compiling_);
       steps.insert(steps.end(), queue_.begin(), queue_.end());
       queue_.clear();
+      checks.swap(checks_);
+    }
+    for (const std::shared_ptr<DraftCheck>& check : checks) {
+      if (check.use_count() == 1) continue;  // nobody waits for it any more
+      for (std::size_t i = 0; i < check->items.size(); ++i) {
+        culprit_->Set(check->items[i].lateness);
+        check->allowed[i] = Check(check->items[i]);
+        culprit_->Set(nullptr);
+      }
+      absl::MutexLock lock(&mu_);
+      check->done = true;
     }
     for (const std::weak_ptr<StepMasks>& held : steps) {
       matchers_.NextStep();

@@ -65,6 +65,13 @@ class ConstraintMasks {
   // calls it. The masks of a step that nobody holds any more are not computed.
   std::shared_ptr<StepMasks> Begin(absl::Span<const MaskItem> items) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Returns for each item how many of its drafts, from the first on, the grammar allows after
+  // `outputs`. It waits for that for at most `patience`, which counts as a wait for masks; 0 where
+  // it is not known by then, since the masks of these rows would be late, too. The thread of Begin
+  // calls it.
+  std::vector<std::size_t> CheckDrafts(absl::Span<const MaskItem> items, absl::Duration patience)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
   // Has the grammar of a sequence compiled, which a later Begin may need. Returns whether it is
   // being compiled. The thread of Begin calls it.
   bool Prepare(SequenceHandle sequence, const Constraint& constraint);
@@ -79,14 +86,28 @@ class ConstraintMasks {
     std::shared_ptr<MaskLateness> lateness;
   };
 
+  // What CheckDrafts asks of the thread.
+  struct DraftCheck {
+    struct Item {
+      SequenceHandle sequence;
+      std::shared_ptr<const GrammarCompiler::Entry> entry;
+      std::vector<TokenId> outputs, drafts;
+      std::shared_ptr<MaskLateness> lateness;
+    };
+    std::vector<Item> items;
+    std::vector<std::size_t> allowed;  // [items], set by the thread
+    bool done = false;                 // mu_ guards it
+  };
+
   explicit ConstraintMasks(ConstraintMasksOptions options,
                            std::shared_ptr<const GrammarVocabulary> vocabulary);
   Known& Find(SequenceHandle sequence, const Constraint& constraint);
 
   void Loop();
   bool HasWorkOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return stops_ || compiled_ || !queue_.empty();
+    return stops_ || compiled_ || !queue_.empty() || !checks_.empty();
   }
+  std::size_t Check(const DraftCheck::Item& item);
   // Computes the masks of all items whose grammars are compiled. Returns whether others are left.
   bool Compute(StepMasks& step);
   void ComputeItem(StepMasks& step, std::size_t item,
@@ -108,6 +129,7 @@ class ConstraintMasks {
   bool stops_ ABSL_GUARDED_BY(mu_) = false;
   bool compiled_ ABSL_GUARDED_BY(mu_) = false;  // a constraint was since the thread looked
   std::deque<std::weak_ptr<StepMasks>> queue_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::shared_ptr<DraftCheck>> checks_ ABSL_GUARDED_BY(mu_);
   std::thread thread_ ABSL_GUARDED_BY(mu_);
 
   std::unique_ptr<GrammarCompiler> compiler_;  // last: its thread calls back

@@ -4,8 +4,8 @@
 // GroupState asks the proposer for all decodes of a step at once. Draft tokens never
 // change the output of a sequence: each is only a row that may turn out right, and a
 // wrong one costs its row. A proposer must be a function of what it was asked so far, so
-// that the ranks of a group draft alike. Implementations: NgramProposer, which knows
-// tokens only; DraftModel (worker/), which computes.
+// that the ranks of a group draft alike, or agree with them. Implementations: NgramProposer, which
+// knows tokens only; DraftModel (worker/), which computes.
 #pragma once
 
 #include <cstdint>

@@ -13,6 +13,10 @@ namespace {
 // this such steps would take the processor from the process that compiles it.
 constexpr absl::Duration kPause = absl::Milliseconds(20);
 
+// How long a step waits to learn which draft tokens grammars allow. That takes microseconds, unless
+// the thread is still busy with a slow grammar.
+constexpr absl::Duration kDraftPatience = absl::Milliseconds(1);
+
 // Whether the batch has nothing but tokens of constrained answers.
 bool HasOnlyConstrainedTokens(const Batch& batch) {
   return std::all_of(batch.items.begin(), batch.items.end(), [](const BatchItem& item) {
@@ -116,6 +120,24 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
   std::shared_ptr<StepMasks> step = masks->Begin(wanted);
   if (may_pause && all_compile) step->AwaitGrammars(kPause);
   return std::make_shared<MasksOfStep>(std::move(step));
+}
+
+std::vector<std::size_t> ConstraintRoom::CheckDrafts(
+    absl::Span<const DraftRequest* const> requests) {
+  ConstraintMasks* masks = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_open_ && masks_.ok()) masks = masks_->get();
+  }
+  if (masks == nullptr || requests.empty()) return std::vector<std::size_t>(requests.size());
+  std::vector<MaskItem> items;
+  for (const DraftRequest* request : requests) {
+    items.push_back({.sequence = request->sequence,
+                     .constraint = &request->sampling->constraint,
+                     .outputs = request->tokens.last(request->output_index),
+                     .drafts = request->drafts});
+  }
+  return masks->CheckDrafts(items, kDraftPatience);
 }
 
 }  // namespace flotilla::worker

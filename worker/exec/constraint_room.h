@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -19,6 +20,7 @@
 #include "worker/compute/row_masks.h"
 #include "worker/constraint/constraint_masks.h"
 #include "worker/core/group_state.h"
+#include "worker/core/proposer.h"
 
 namespace flotilla::worker {
 
@@ -40,6 +42,10 @@ class ConstraintRoom {
   // wait for grammars. One thread calls it.
   std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items,
                                   bool may_pause);
+
+  // Returns for each of these requests, which have constraints, how many of its drafts the grammar
+  // allows (ConstraintMasks::CheckDrafts). It waits for at most 1 ms. The thread of Begin calls it.
+  std::vector<std::size_t> CheckDrafts(absl::Span<const DraftRequest* const> requests);
 
   // Whether there was a constraint. From then on Begin is called for every step, so that what ended
   // answers leave is dropped.

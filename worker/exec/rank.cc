@@ -20,6 +20,7 @@
 #include "worker/compute/cuda/nccl_exchange.h"
 #include "worker/compute/draft_model.h"
 #include "worker/device/await_memory.h"
+#include "worker/exec/constrained_proposer.h"
 
 namespace flotilla::worker {
 namespace {
@@ -455,18 +456,24 @@ void Rank::Describe() {
 }
 
 std::unique_ptr<Proposer> Rank::MakeProposer() {
+  std::unique_ptr<Proposer> proposer;
   switch (options_.speculation) {
     case Speculation::kOff:
       return nullptr;
     case Speculation::kNgram:
-      return std::make_unique<NgramProposer>(options_.ngram);
-    case Speculation::kDraft:
+      proposer = std::make_unique<NgramProposer>(options_.ngram);
       break;
+    case Speculation::kDraft: {
+      const auto third = std::max(1u, static_cast<std::uint32_t>(spec_.layers.size()) / 3);
+      const std::uint32_t layers = options_.draft_layers > 0 ? options_.draft_layers : third;
+      proposer = std::make_unique<DraftModel>(static_cast<int>(layers), spec_.tokens, *decoder_,
+                                              host_ops_);
+      break;
+    }
   }
-  const std::uint32_t layers =
-      options_.draft_layers > 0 ? options_.draft_layers
-                                : std::max(1u, static_cast<std::uint32_t>(spec_.layers.size()) / 3);
-  return std::make_unique<DraftModel>(static_cast<int>(layers), spec_.tokens, *decoder_, host_ops_);
+  if (options_.shape.pipeline > 1) return proposer;
+  return std::make_unique<ConstrainedProposer>(std::move(proposer), *constraints_,
+                                               links_.communicator);
 }
 
 absl::StatusOr<std::int64_t> Rank::TimeBatch(int rows, const Clock& clock) {

@@ -99,6 +99,39 @@ TEST_F(ConstraintMasksTest, EachDraftRowHasItsMask) {
   EXPECT_EQ(AllowedAfter(0, ab_, "ab"), "ac$");
 }
 
+TEST_F(ConstraintMasksTest, DraftsEndWhereTheGrammarDoesNotAllowThem) {
+  Start();
+  const auto check = [&](std::vector<MaskItem> items) { return masks_->CheckDrafts(items, kLong); };
+  // Nothing is known before the grammar is compiled.
+  EXPECT_EQ(check({Item(0, ab_, "a", "bab")}), std::vector<std::size_t>{0});
+  EXPECT_EQ(AllowedAfter(0, ab_, "a"), "b");
+  EXPECT_EQ(check({Item(0, ab_, "a", "bxab"), Item(1, ab_, "ab", "cc"), Item(2, ab_, "", "ab"),
+                   Item(3, ab_, "ax", "a"), Item(4, ab_, "ab", "x")}),
+            (std::vector<std::size_t>{1, 1, 2, 0, 0}));
+  EXPECT_EQ(AllowedAfter(0, ab_, "ab"), "ac$");  // it leaves no trace
+  EXPECT_EQ(masks_->CheckDrafts({}, kLong), std::vector<std::size_t>{});
+}
+
+TEST_F(ConstraintMasksTest, DraftsThatAreCheckedTooLateAreDropped) {
+  const SharedClock clock(absl::Milliseconds(20));  // stands for the time that waits take
+  ConstraintMasksOptions options{.vocabulary = SmallVocabulary(), .clock = &clock};
+  options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
+  options.compiler.patience = absl::Hours(10);
+  masks_ = *ConstraintMasks::Create(options);
+  const Constraint hostile{Constraint::Kind::kGrammar,
+                           "root ::= root root root | root root | [a-z]"};
+  EXPECT_EQ(AllowedAfter(1, ab_, "a"), "b");
+  ASSERT_FALSE(AllowedAfter(0, hostile, "a").empty());
+  const MaskItem item = Item(1, ab_, "a", "b");
+  std::size_t tokens = 100;
+  std::shared_ptr<StepMasks> step;
+  AwaitThat([&] {  // the thread may still have nothing else to do
+    step = masks_->Begin({Item(0, hostile, std::string(tokens += 10, 'a'))});
+    return masks_->CheckDrafts({item}, absl::ZeroDuration()) == std::vector<std::size_t>{0};
+  });
+  EXPECT_EQ(masks_->CheckDrafts({item}, kLong), std::vector<std::size_t>{1});
+}
+
 TEST_F(ConstraintMasksTest, DraftsGoBeyondTheEnd) {
   Start();
   std::vector<TokenId> outputs = Bytes("ab"), drafts = {257, 257};
