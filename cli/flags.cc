@@ -360,6 +360,14 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
     {"--draft-layers", &RoleFlags::draft_layers, "layers", 0, 1024, kSchedule,
      "The number of layers that --speculation=draft runs. 0 means a third of the model's layers.",
      kGroup},
+    {"--grammar-cpu-ms", &RoleFlags::grammar_cpu_ms, "ms", 100, 20'000, kSchedule,
+     "The processor time that a worker may take to compile the grammar of an answer's form. A form "
+     "that takes more is refused. Other requests do not wait for it.",
+     kGroup},
+    {"--grammar-memory-mib", &RoleFlags::grammar_memory_mib, "MiB", 64, 1 << 20, kSchedule,
+     "The memory that the process which compiles grammars may take beside the vocabulary. A form "
+     "that takes more is refused.",
+     kGroup},
     {"--queue-requests", &RoleFlags::queue_requests, "requests", 1, 1 << 20, kSchedule,
      "The most requests that may wait. A further request is refused with 429.",
      kServe | kScheduler},

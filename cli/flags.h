@@ -75,6 +75,8 @@ struct RoleFlags {
   std::string speculation = "off";
   std::int64_t draft_tokens = 8;
   std::int64_t draft_layers = 0;
+  std::int64_t grammar_cpu_ms = 2000;
+  std::int64_t grammar_memory_mib = 512;
   std::int64_t queue_requests = 1024;
   std::int64_t queue_tokens = 0;  // 0: 65,536, or the longest prompt if that is more
   std::int64_t max_model_len = 0;

@@ -143,6 +143,8 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
                                                        : worker::Speculation::kOff;
   options.draft_tokens = static_cast<std::uint32_t>(flags.draft_tokens);
   options.draft_layers = static_cast<std::uint32_t>(flags.draft_layers);
+  options.compile_limits.cpu_us = flags.grammar_cpu_ms * 1000;
+  options.compile_limits.memory_bytes = static_cast<std::uint64_t>(flags.grammar_memory_mib) << 20;
   return options;
 }
 

@@ -190,6 +190,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   worker.kv_blocks = 77;
   worker.tensor_parallel = 3;
   worker.draft_layers = 5;
+  worker.grammar_cpu_ms = 700;
   worker.disk_directory = "/var/x";
   std::vector<std::string> words = RankArguments(worker);
   words.insert(words.end(), {"--group-dir", "d", "--heartbeats", "h"});
@@ -206,6 +207,7 @@ TEST(FlagsTest, ARankGetsTheFlagsOfItsWorker) {
   EXPECT_EQ(rank.kv_blocks, 77);
   EXPECT_EQ(rank.tensor_parallel, 3);
   EXPECT_EQ(rank.draft_layers, 5);
+  EXPECT_EQ(rank.grammar_cpu_ms, 700);
   EXPECT_EQ(rank.disk_directory, "/var/x");
   EXPECT_EQ(rank.group_directory, "d");
   EXPECT_EQ(RankArguments(rank), RankArguments(worker));

@@ -74,6 +74,7 @@ absl::StatusOr<std::unique_ptr<ConstraintMasks>> ConstraintRoom::Open() const {
   if (!vocabulary.ok()) return vocabulary.status();
   ConstraintMasksOptions options{.vocabulary = *std::move(vocabulary), .clock = &clock_};
   options.compiler.program = program_;
+  options.compiler.limits = limits_;
   return ConstraintMasks::Create(std::move(options));
 }
 

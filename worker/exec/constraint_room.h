@@ -18,6 +18,7 @@
 #include "common/rt/clock.h"
 #include "model/checkpoint.h"
 #include "worker/compute/row_masks.h"
+#include "worker/constraint/compile_messages.h"
 #include "worker/constraint/constraint_masks.h"
 #include "worker/core/group_state.h"
 #include "worker/core/proposer.h"
@@ -26,11 +27,11 @@ namespace flotilla::worker {
 
 class ConstraintRoom {
  public:
-  // `program` is that which compiles grammars (CompilerOptions::program). `clock` outlives the
-  // room.
+  // `program` is that which compiles grammars (CompilerOptions::program), within `limits`. `clock`
+  // outlives the room.
   ConstraintRoom(std::shared_ptr<const model::Checkpoint> file, std::string program,
-                 const Clock& clock)
-      : file_(std::move(file)), program_(std::move(program)), clock_(clock) {}
+                 CompileLimits limits, const Clock& clock)
+      : file_(std::move(file)), program_(std::move(program)), limits_(limits), clock_(clock) {}
   ~ConstraintRoom();
   ConstraintRoom(const ConstraintRoom&) = delete;
   ConstraintRoom& operator=(const ConstraintRoom&) = delete;
@@ -56,6 +57,7 @@ class ConstraintRoom {
 
   const std::shared_ptr<const model::Checkpoint> file_;
   const std::string program_;
+  const CompileLimits limits_;
   const Clock& clock_;
   std::thread opener_;
   absl::Mutex mu_;

@@ -208,7 +208,9 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
     backend.tensor_rank = links_.communicator->tensor_rank();
   }
   if (absl::Status status = LoadBackend(backend, shards, number); !status.ok()) return status;
-  if (last_stage()) constraints_.emplace(file_, options_.constraint_program, clock);
+  if (last_stage()) {
+    constraints_.emplace(file_, options_.constraint_program, options_.compile_limits, clock);
+  }
   vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_, options_.progress);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors

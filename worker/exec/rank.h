@@ -30,6 +30,7 @@
 #include "worker/compute/decoder/decoder.h"
 #include "worker/compute/model_shard.h"
 #include "worker/compute/step_outputs.h"
+#include "worker/constraint/compile_messages.h"
 #include "worker/core/group_state.h"
 #include "worker/core/ngram_proposer.h"
 #include "worker/core/proposer.h"
@@ -91,6 +92,7 @@ struct RankOptions {
   std::function<void(const std::string& why)> end_process;
   // Compiles the grammars of constraints (CompilerOptions::program): flotilla itself.
   std::string constraint_program = "/proc/self/exe";
+  CompileLimits compile_limits;
   // Lets time pass while a GPU's memory comes free (MakeWithFreeMemory); null: absl::SleepFor.
   std::function<void(absl::Duration)> sleep;
 };
