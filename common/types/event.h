@@ -110,7 +110,8 @@ struct Usage {
 struct RequestEnd {
   RequestId request;
   Attempt attempt;
-  // OK also for cancelled requests. RESOURCE_EXHAUSTED: the request was refused.
+  // OK also for cancelled requests. RESOURCE_EXHAUSTED: the request was refused, or workers had no
+  // room for its constraint.
   absl::Status status;
   // The time after which to try again, with RESOURCE_EXHAUSTED or UNAVAILABLE.
   std::int64_t retry_after_ms = 0;

@@ -217,7 +217,9 @@ struct SequenceResult {
   std::uint32_t prompt_first = 0;
   std::vector<SampledToken> prompt;
   // The answer to Run::candidates: the most likely next tokens, best first, and the lower
-  // id first among equal ones. There are fewer only if the vocabulary has no more.
+  // id first among equal ones. There are fewer only if the vocabulary has no more, or the
+  // sequence's constraint allows no more; and none if its mask was late. `length` then ends before
+  // the row, and a later plan may run it again.
   std::vector<TopLogprob> candidates;
   // Set in the result of the step in which the sequence finished, and in every later
   // result in which its decode was a no-op.
@@ -226,6 +228,8 @@ struct SequenceResult {
   // kMaxReason bytes.
   static constexpr std::size_t kMaxReason = 160;
   std::string refused;
+  // With `refused`: the worker has no room for the constraint now. A later try may succeed.
+  bool is_overload = false;
   // True: the sequence had finished before this step and nothing was computed.
   bool noop = false;
 

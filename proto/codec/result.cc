@@ -81,6 +81,7 @@ void WriteSequence(const SequenceResult& sequence, v1::StepResult* proto) {
   v1::StepResult::Refusal& refusal = *proto->add_refusals();
   refusal.set_row(static_cast<std::uint32_t>(proto->sequences_size() - 1));
   refusal.set_reason(sequence.refused);
+  refusal.set_is_overload(sequence.is_overload);
 }
 
 void DropUsualColumns(v1::StepResult* proto) {
@@ -196,6 +197,7 @@ absl::Status ReadRefusals(const v1::StepResult& proto, std::vector<SequenceResul
                                             refusal.reason().size(), " bytes"));
     }
     sequences[refusal.row()].refused = refusal.reason();
+    sequences[refusal.row()].is_overload = refusal.is_overload();
     next = refusal.row() + std::size_t{1};
   }
   return absl::OkStatus();

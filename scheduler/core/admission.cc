@@ -40,9 +40,6 @@ absl::Status CheckBeam(const TokenizedRequest& request, const ExecutorDescriptio
   if (request.stop.max_tokens == 0) {
     return absl::InvalidArgumentError("beam search needs max_tokens of at least 1");
   }
-  if (request.sampling.constraint) {
-    return absl::UnimplementedError("beam search under a constraint is not supported");
-  }
   if (!request.output_prefix.empty()) {
     return absl::InvalidArgumentError("beam search cannot go on from an output_prefix");
   }

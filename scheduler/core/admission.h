@@ -23,7 +23,7 @@ std::uint32_t MaxSequences(const CoreOptions& options, const ExecutorDescription
 //   INVALID_ARGUMENT: tokens are outside the vocabulary, parameters are out of range, the
 //     request is longer than the context, the KV pool or the admission limit, or it has
 //     more sequences or beams than can run.
-//   UNIMPLEMENTED: adapters, beam search under a constraint.
+//   UNIMPLEMENTED: adapters.
 absl::Status CheckServable(const TokenizedRequest& request, const CoreOptions& options,
                            const ExecutorDescription& description);
 

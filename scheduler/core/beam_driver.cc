@@ -44,6 +44,7 @@ Sequence BeamDriver::Child(const Sequence& parent, TableIndex parent_slot, const
   child.request = parent.request;
   child.tokens = parent.tokens;
   child.length.max = parent.length.max;
+  child.constrained = parent.constrained;
   // Everything that the parent knows has run, since it gave candidates.
   child.fork = {.parent = parent_slot, .length = parent.length.computed};
   child.outputs = parent.outputs;
@@ -100,8 +101,8 @@ void BeamDriver::Answer(TableIndex index) {
   for (std::uint32_t i = 0; i < request.answers; ++i) {
     if (request.beam->cancelled[i]) continue;
     request.beam->cancelled[i] = true;  // no more events of this answer follow
-    if (i >= best.size()) {             // only if the model rules out almost every token
-      state_.EmitSequenceEnd(request, SequenceIndex(i), FinishReason::kStop, 0);
+    if (i >= best.size()) {             // the constraint, or the model, allows no more answers
+      state_.EmitSequenceEnd(request, SequenceIndex(i), FinishReason::kLength, 0);
       continue;
     }
     const BeamSearch::Hypothesis& hypothesis = best[i];

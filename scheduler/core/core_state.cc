@@ -286,7 +286,7 @@ void CoreState::Forget(TableIndex index) {
   events.push_back(RequestEnd{.request = request.id,
                               .attempt = request.attempt,
                               .status = std::move(request.status),
-                              .retry_after_ms = 0,
+                              .retry_after_ms = request.retry_after_ms,
                               .usage = Usage{.prompt_tokens = request.prompt_tokens,
                                              .output_tokens = request.output_tokens,
                                              .cached_tokens = request.cached_tokens,

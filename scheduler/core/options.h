@@ -1,6 +1,7 @@
 // CoreOptions: the limits by which a scheduler core plans and admits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -59,6 +60,9 @@ struct CoreOptions {
   // The most tokens that a decode may draft ahead, where the executor can draft. 0: none.
   // The scheduler chooses the depth that pays. Never changes an answer.
   std::uint32_t max_draft_tokens = 8;
+  // The most bytes of constraints in one plan, which is a message to the workers: sequences with
+  // constraints that would make it longer open in later plans. One constraint always fits.
+  std::size_t max_constraint_bytes = 4u << 20;
 };
 
 }  // namespace flotilla::scheduler

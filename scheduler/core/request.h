@@ -112,6 +112,7 @@ struct Request {
   std::uint32_t output_tokens = 0;
   FinishReason reason = FinishReason::kStop;
   absl::Status status;
+  std::int64_t retry_after_ms = 0;  // RequestEnd::retry_after_ms
 
   // Whether the request must compute its prompt itself. The prefix cache holds no prompt
   // log-probabilities, so a request that still wants some cannot use it.

@@ -9,9 +9,26 @@
 namespace flotilla::scheduler {
 namespace {
 
+// When to try again if workers had no room for a constraint: about the time of a compile.
+constexpr std::int64_t kConstraintRetryMs = 2000;
+
 absl::Status Mismatch(const SequenceResult& result, const char* what) {
   return absl::InternalError(
       absl::StrCat("result of sequence ", result.sequence.value(), ": ", what));
+}
+
+// Why a sequence ended with kError.
+absl::Status ErrorOf(const SequenceResult& result) {
+  if (result.refused.empty()) return absl::InternalError("the model's output was not a number");
+  return absl::Status(result.is_overload ? absl::StatusCode::kResourceExhausted
+                                         : absl::StatusCode::kInvalidArgument,
+                      absl::StrCat("the constraint of the answer: ", result.refused));
+}
+
+// Whether the row that was to give a token or candidates gave none, since its mask was late.
+bool IsLate(const PlannedRun& run, const SequenceResult& result) {
+  if (result.finished.has_value()) return false;
+  return run.candidates > 0 ? result.candidates.empty() : run.samples && result.tokens.empty();
 }
 
 // Whether the step computed nothing but rows whose masks were late. It may have waited for them, so
@@ -19,9 +36,7 @@ absl::Status Mismatch(const SequenceResult& result, const char* what) {
 bool HasOnlyLateRows(const PlanInFlight& plan, const StepResult& result) {
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const SequenceResult& sequence = result.sequences[i];
-    const bool is_late =
-        plan.runs[i].samples && sequence.tokens.empty() && !sequence.finished.has_value();
-    if (!is_late) return false;
+    if (!IsLate(plan.runs[i], sequence)) return false;
   }
   return !plan.runs.empty();
 }
@@ -95,7 +110,8 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
   if (result.tokens.size() != tokens || tokens > 1 + result.drafted) {
     return Mismatch(result, "not the number of tokens that the plan asked for");
   }
-  if (result.candidates.empty() != (run.candidates == 0) ||
+  const bool is_late = run.candidates > 0 && result.length < lower + run.most;
+  if (result.candidates.empty() != (run.candidates == 0 || is_late) ||
       result.candidates.size() > run.candidates) {
     return Mismatch(result, "not the candidates that the plan asked for");
   }
@@ -134,16 +150,12 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   Request& request = state_.RequestOf(sequence);
   if (absl::Status s = CheckRun(run, result, sequence); !s.ok()) return s;
   sequence.length.Answer(run.least, run.most, result.length - sequence.length.computed);
-  if (run.samples && result.tokens.empty()) {
-    state_.counters.late_rows += result.finished.has_value() ? 0 : 1;
-  } else if (run.samples && !run.chunk) {
-    CountDraftTokens(run, result, sequence);
-  }
+  const bool is_late = IsLate(run, result);
+  state_.counters.late_rows += is_late;
+  if (run.samples && !run.chunk && !result.tokens.empty()) CountDraftTokens(run, result, sequence);
   if (result.finished == FinishReason::kError) {
-    const absl::Status status = result.refused.empty()
-                                    ? absl::InternalError("the model's output was not a number")
-                                    : absl::InvalidArgumentError(absl::StrCat(
-                                          "the constraint of the answer: ", result.refused));
+    const absl::Status status = ErrorOf(result);
+    if (result.is_overload) request.retry_after_ms = kConstraintRetryMs;
     if (request.beam != nullptr) {
       state_.EndRequest(sequence.request, FinishReason::kError, status);
     } else {
@@ -157,7 +169,9 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   if (state_.OutputTokens(sequence) >= sequence.forecast_until) state_.UpdateForecast(sequence);
   state_.UpdateOutstanding(sequence);
   state_.epoch->kv.Publish(sequence, request, sequence.length.computed);
-  if (run.candidates > 0) {
+  if (run.candidates > 0 && is_late) {
+    sequence.state = SequenceState::kPrefill;  // its last row runs again
+  } else if (run.candidates > 0) {
     sequence.candidates = result.candidates;
     BeamDriver(state_).Advance(sequence.request);
   } else if (result.finished.has_value()) {

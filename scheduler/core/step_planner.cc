@@ -205,6 +205,7 @@ void StepPlanner::Assess() {
   promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
+  constraint_bytes_ = 0;
   AssessDecodes();
   KeepToItlTarget();
   AssessPrompts();
@@ -427,6 +428,7 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   Promise(state_.RequestOf(sequence), OpenNeeds(open));
   if (forks && !ParentIsReady(sequence)) return std::nullopt;
   if (!IsInThisStep(sequence)) return std::nullopt;
+  if (!forks && !HasRoomForConstraint(state_.RequestOf(sequence))) return std::nullopt;
   const std::uint32_t wanted =
       RowsOfTarget(begin, std::min({whole, sequence.StepEnd(begin) - begin, MaxChunk(), budget_}),
                    InFirstRequest(sequence));
@@ -439,8 +441,18 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   return std::nullopt;
 }
 
+bool StepPlanner::HasRoomForConstraint(const Request& request) const {
+  const std::size_t bytes = request.sampling.constraint.text.size();
+  return bytes == 0 || constraint_bytes_ == 0 ||
+         constraint_bytes_ + bytes <= state_.options.max_constraint_bytes;
+}
+
 void StepPlanner::ScheduleOpen(const PendingOpen& open) {
-  const Request& request = state_.RequestOf(state_.sequences[open.index]);
+  const Sequence& sequence = state_.sequences[open.index];
+  const Request& request = state_.RequestOf(sequence);
+  if (!sequence.fork.parent.has_value()) {
+    constraint_bytes_ += request.sampling.constraint.text.size();
+  }
   const std::uint64_t takes = OpenNeeds(open);
   Take(request, takes);
   Redeem(request, takes);
@@ -537,7 +549,7 @@ bool StepPlanner::HeadNeedsVictims() {
   if (!gives_way(state_.RequestOf(state_.sequences[order_.back()]))) return false;
   const Attempt attempt = TryAdmit(*head);
   load_.reset();
-  if (!attempt.blocked) return false;
+  if (!attempt.blocked || !HasRoomForConstraint(request)) return false;
   std::uint64_t places = state_.MaxRunning() - state_.reserved_sequences;
   std::uint64_t blocks = free_blocks_;
   for (const TableIndex index : order_) {

@@ -105,6 +105,9 @@ class StepPlanner {
   // The blocks that it takes to open a sequence in this way and run its rows.
   std::uint64_t OpenNeeds(const PendingOpen& open) const;
   void ScheduleOpen(const PendingOpen& open);
+  // Whether the plan, which carries the constraint of a sequence that does not fork, has room for
+  // it.
+  bool HasRoomForConstraint(const Request& request) const;
   // A waiting request that may be admitted now, with what the prefix cache has of it.
   struct Admission {
     TableIndex request;
@@ -113,8 +116,10 @@ class StepPlanner {
   // Why a waiting request cannot be admitted now.
   struct Attempt {
     std::optional<Admission> admission;
-    bool blocked = false;  // for memory or sequences, which later requests may take from it
-    bool late = false;     // running requests would miss their deadlines beside it
+    // For memory, sequences or the plan's room for constraints, which later requests may take from
+    // it.
+    bool blocked = false;
+    bool late = false;                    // running requests would miss their deadlines beside it
     std::optional<TableIndex> computing;  // the sequence that computes its prefix
   };
   Attempt TryAdmit(TableIndex request);
@@ -243,6 +248,7 @@ class StepPlanner {
   StepTimeModel::Target target_;                // for the step, if chunks keep to one
   std::uint64_t promised_blocks_ = 0;           // needed for the rest of the prompts begun
   std::uint32_t budget_ = 0;                    // rows left
+  std::size_t constraint_bytes_ = 0;            // of the sequences that open and do not fork
   std::vector<TableIndex> order_;               // the running sequences, in order
   std::vector<TableIndex> prompts_;             // begun ones, in order, that were dealt no rows yet
   bool prompt_can_run_ = false;                 // one of them has blocks for a row

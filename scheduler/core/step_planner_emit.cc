@@ -178,7 +178,8 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
   const Request& request = state_.RequestOf(sequence);
   const bool last = end == sequence.prefill_tokens;
   const bool samples = last && request.stop.max_tokens > 0 && request.beam == nullptr;
-  const std::uint32_t least = samples && sequence.constrained ? rows - 1 : rows;
+  const bool chooses = last && request.beam != nullptr;
+  const std::uint32_t least = (samples || chooses) && sequence.constrained ? rows - 1 : rows;
   sequence.length.Send(least, rows);
   sequence.last_chunk = plan_.step;
   sequence.deferred = false;
@@ -196,7 +197,7 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
           .sample = samples,
           .prompt_logprobs = prompt_logprobs,
           .append = {sequence.tokens.begin() + sequence.sent_tokens, sequence.tokens.end()},
-          .candidates = last && request.beam ? request.beam->search.candidates() : 0};
+          .candidates = chooses ? request.beam->search.candidates() : 0};
   sequence.sent_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   state_.epoch->kv.AddRun(plan_.step, run);
   runs_.push_back({.handle = sequence.handle,
@@ -239,6 +240,7 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const TableIndex first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];
   Open(first, admission.match);
+  constraint_bytes_ += request.sampling.constraint.text.size();
 
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t rows =

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -33,39 +34,57 @@ def requests():
             for i in range(8 if SANITIZED else 12)]
 
 
+def beams():
+    """Beam searches of the first three forms."""
+    return [{key: value for key, value in dict(body, use_beam_search=True, n=3, max_tokens=24).items()
+             if key not in ("seed", "temperature")} for body in requests()[:3]]
+
+
 def ask(server, body):
-    answer = server.post("/v1/completions", **body)["choices"][0]
-    return answer["token_ids"], answer["logprobs"], answer["finish_reason"], answer["text"]
+    return [(choice["token_ids"], choice["logprobs"], choice["finish_reason"], choice["text"])
+            for choice in server.post("/v1/completions", **body)["choices"]]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Each answer with nobody beside it."""
     with Server(tmp_path_factory.mktemp("alone")) as server:
-        return [ask(server, body) for body in requests()]
+        return [ask(server, body) for body in requests() + beams()]
 
 
 def test_answers_follow_their_constraints(alone):
-    for body, (_, _, reason, text) in zip(requests(), alone):
-        if reason == "length":
-            continue
-        if "json" in body["structured_outputs"]:
-            assert list(json.loads(text)) == ["name", "age", "tags", "address"]
-        if "choice" in body["structured_outputs"]:
-            assert text in body["structured_outputs"]["choice"]
-    assert sum(reason == "stop" for _, _, reason, _ in alone) >= len(alone) * 2 // 3
+    for body, choices in zip(requests() + beams(), alone):
+        for _, _, reason, text in choices:
+            if reason == "length":
+                continue
+            if "json" in body["structured_outputs"]:
+                assert list(json.loads(text)) == ["name", "age", "tags", "address"]
+            if "regex" in body["structured_outputs"]:
+                assert re.fullmatch(body["structured_outputs"]["regex"], text)
+            if "choice" in body["structured_outputs"]:
+                assert text in body["structured_outputs"]["choice"]
+    reasons = [reason for choices in alone[:len(requests())] for _, _, reason, _ in choices]
+    assert reasons.count("stop") >= len(reasons) * 2 // 3
+
+
+def test_beams_are_distinct_and_the_best_comes_first(alone):
+    for choices in alone[len(requests()):]:
+        assert len({tuple(tokens) for tokens, _, _, _ in choices}) == 3
+    assert any(reason == "stop" for choices in alone[len(requests()):] for _, _, reason, _ in choices)
 
 
 HOW = {"batch": (), "preempted": ("--kv-blocks", "20", "--max-batch-tokens", "48"),
        "swapped": ("--kv-blocks", "20", "--host-blocks", "400"), "ngram": ("--speculation", "ngram"),
-       "draft": ("--speculation", "draft", "--draft-layers", "30")}
+       "draft": ("--speculation", "draft", "--draft-layers", "30"),
+       "tensor parallel": ("--tp", "2", "--threads", "1", "--speculation", "draft", "--draft-layers", "30"),
+       "pipeline": ("--pp", "2", "--threads", "1", "--speculation", "ngram")}
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_company_changes_no_bit(tmp_path, alone, how):
     with Server(tmp_path, *HOW[how]) as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
         # Each of them twice, and free requests, which take the blocks of those that have begun.
-        answers = [pool.submit(ask, server, body) for body in requests() * 2]
+        answers = [pool.submit(ask, server, body) for body in (requests() + beams()) * 2]
         wait_until(lambda: server.metric("flotilla_scheduler_tokens_total", kind="generated") > 16, "tokens")
         free = [pool.submit(server.post, "/v1/completions", model=MODEL, prompt=f"Number {i} is",
                             max_tokens=48, ignore_eos=True, priority=5) for i in range(8)]
@@ -74,7 +93,7 @@ def test_company_changes_no_bit(tmp_path, alone, how):
             assert one.result()["usage"]["completion_tokens"] == 48
         if mode := {"preempted": "recompute", "swapped": "swap"}.get(how):
             assert server.metric("flotilla_scheduler_preemptions_total", mode=mode) > 0
-        if how == "draft":
+        if how in ("draft", "tensor parallel"):
             assert server.metric("flotilla_scheduler_speculation_tokens_total", kind="accepted") > 0
         server.wait_idle()
 

@@ -3,15 +3,19 @@ What finishes is valid; what is cut ends with `length`."""
 
 import concurrent.futures
 import json
+import os
+import pathlib
 import re
+import signal
 from enum import Enum
 
+import httpx
 import jsonschema
 import openai
 import pydantic
 import pytest
 
-from flotilla_server import LONG, MODEL, ROOT
+from flotilla_server import LONG, MODEL, ROOT, Server, wait_until
 
 ASK = [{"role": "user", "content": "Describe a city in France, with a person who lives there."}]
 
@@ -179,6 +183,58 @@ def test_hostile_forms_are_served_or_refused(client, outputs):
         assert error.status_code in (400, 429, 503, 504), error
     plain = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=2)
     assert plain.choices[0].finish_reason == "length"
+
+
+def slow(number=0):
+    """A grammar that takes all of its processor time."""
+    return "root ::= " + " ".join(f'"{number}" [^{chr(97 + i)}]{{0,1000}}' for i in range(20))
+
+
+def compiler_of(server):
+    """The process that compiles the server's grammars, if it has begun with one."""
+    for children in pathlib.Path(f"/proc/{server.process.pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            fields = pathlib.Path(f"/proc/{child}/stat").read_text().split()
+            if fields[1] == "(flotilla-gram)" and int(fields[13]) > 20:  # 0.2 s of processor time
+                return int(child)
+    return None
+
+
+def test_a_compile_that_crashes_fails_one_request(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, \
+            Server(tmp_path, "--grammar-cpu-ms", "20000") as server:
+        def ask(outputs):
+            return pool.submit(httpx.post, f"{server.url}/v1/completions", timeout=60, json=dict(
+                model=MODEL, prompt="x", max_tokens=5, structured_outputs=outputs))
+
+        hostile, other = ask({"grammar": slow()}), ask({"choice": ["yes", "no"]})
+        wait_until(lambda: compiler_of(server), "it compiles")
+        os.kill(compiler_of(server), signal.SIGSEGV)
+        assert hostile.result().status_code == 400
+        assert "crashes the process" in hostile.result().json()["error"]["message"]
+        assert other.result().json()["choices"][0]["text"] in ("yes", "no")
+
+
+def test_too_many_forms_are_an_overload(tmp_path):
+    """A client may try again, which differs from a form that is refused for itself."""
+    with concurrent.futures.ThreadPoolExecutor(80) as pool, \
+            Server(tmp_path, "--max-seqs", "80", "--drain-seconds", "0") as server:
+        asked = [pool.submit(httpx.post, f"{server.url}/v1/completions", timeout=60, json=dict(
+            model=MODEL, prompt="x", max_tokens=5, structured_outputs={"grammar": slow(number)}))
+                 for number in range(80)]
+        done = next(one.result() for one in concurrent.futures.as_completed(asked)
+                    if one.exception() is None and one.result().status_code == 429)
+    assert int(done.headers["retry-after"]) >= 1
+    assert "others wait to be compiled" in done.json()["error"]["message"]
+
+
+def test_beams_of_a_form_that_has_fewer_answers(client):
+    answer = client.completions.create(
+        model=MODEL, prompt="Yes or no?", max_tokens=10, n=3, temperature=0,
+        extra_body={"structured_outputs": {"regex": "7"}, "use_beam_search": True})
+    # The model has two tokens that end an answer.
+    assert [(one.text, one.finish_reason) for one in answer.choices] == [
+        ("7", "stop"), ("7", "stop"), ("", "length")]
 
 
 def test_a_refused_grammar_is_an_error_event_in_a_stream(client):

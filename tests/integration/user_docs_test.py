@@ -199,6 +199,14 @@ def tool(name, **more):
     return {"type": "function", "function": {"name": name} | more}
 
 
+def form(**outputs):
+    return body(CHAT, structured_outputs=outputs)
+
+
+def arrays(depth):
+    return {"type": "array", "items": arrays(depth - 1)} if depth > 1 else {"type": "null"}
+
+
 COMPLETIONS = "/v1/completions"
 # Bodies that ask for exactly so much.
 PROBES = {
@@ -225,6 +233,11 @@ PROBES = {
     "one of `dry_sequence_breakers`, bytes": lambda n: body(
         CHAT, dry_multiplier=1, dry_sequence_breakers=["z" * n]),
     "`n`, `best_of`": lambda n: body(CHAT, n=n),
+    "text of a `grammar`, bytes": lambda n: form(grammar='root ::= "a"' + "\n" * (n - 12)),
+    "texts of a `choice`": lambda n: form(choice=[f"x{i}" for i in range(n)]),
+    "nesting of a schema": lambda n: form(json=arrays(n)),
+    "subschemas": lambda n: form(json={"type": "object", "properties": {
+        f"p{i}": {"type": "null"} for i in range(n - 1)}}),
     "`top_logprobs`, `logprobs`": lambda n: body(CHAT, logprobs=True, top_logprobs=n),
     "`prompt_logprobs`": lambda n: body(CHAT, prompt_logprobs=n),
     # 64 choices with 16 numbers for each token.
@@ -276,6 +289,9 @@ CONSTANTS = {
     "requests that wait": ("cli/flags.h", r"queue_requests = (\d+)"),
     "prompt tokens that wait": ("scheduler/core/options.h", r"max_queued_tokens = (\d+)"),
     "connections": ("cli/flags.h", r"max_connections = (\d+)"),
+    "processor time for compiling a form, ms": ("cli/flags.h", r"grammar_cpu_ms = (\d+)"),
+    "memory for compiling a form, MiB": ("cli/flags.h", r"grammar_memory_mib = (\d+)"),
+    "forms that wait to be compiled": ("worker/constraint/compiler.h", r"queue = (\d+);"),
 }
 
 

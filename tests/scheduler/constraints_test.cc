@@ -116,8 +116,115 @@ TEST(Constraints, ARefusalEndsTheRequestAndNamesTheReason) {
   const absl::Status status = harness.EndOf(1)->status;
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("the grammar is too hard"));
+  EXPECT_EQ(harness.EndOf(1)->retry_after_ms, 0);
   EXPECT_EQ(harness.TokensOf(2), 8u);
   EXPECT_EQ(harness.EndOf(2)->status, absl::OkStatus());
+}
+
+TokenizedRequest ConstrainedBeams(std::uint64_t id, std::uint32_t beams, std::uint32_t outputs) {
+  TokenizedRequest request = Constrained(id, 33, outputs);
+  request.beam = BeamOptions{.beams = beams};
+  request.sequences = beams;
+  return request;
+}
+
+// Of a beam search that was late, only the beam whose mask was late runs again.
+TEST(Constraints, LateBeamsRunAgainAndTheOthersWaitForThem) {
+  for (const std::uint32_t lag : {1u, 2u, 3u}) {
+    CoreHarness prompt({}, Group(lag));
+    CoreHarness late({}, Group(lag));
+    late.mask_of = [times = std::map<std::pair<std::uint32_t, std::uint32_t>, int>()](
+                       const worker::BatchItem& item) mutable -> std::optional<std::string> {
+      const bool chosen = (item.output_index + item.index.value()) % 2 == 0;
+      if (chosen && times[{item.index.value(), item.output_index}]++ < 2) return "";
+      return std::nullopt;
+    };
+    for (CoreHarness* harness : {&prompt, &late}) {
+      harness->core.Submit(0, ConstrainedBeams(1, 3, 12));
+      harness->RunAll();
+      ASSERT_TRUE(harness->EndOf(1).has_value());
+      EXPECT_EQ(harness->EndOf(1)->status, absl::OkStatus());
+    }
+    EXPECT_EQ(TokensOf(late, 1).size(), 36u);
+    EXPECT_EQ(TokensOf(late, 1), TokensOf(prompt, 1));
+    EXPECT_EQ(prompt.core.Snapshot().counters.late_rows, 0u);
+    EXPECT_GE(late.core.Snapshot().counters.late_rows, 24u);
+  }
+}
+
+TEST(Constraints, ARefusalOfOneBeamEndsTheSearch) {
+  CoreHarness harness({}, Group(1));
+  harness.mask_of = [](const worker::BatchItem& item) -> std::optional<std::string> {
+    if (item.output_index == 2 && item.index.value() == 1) return "the grammar is too hard";
+    return std::nullopt;
+  };
+  harness.core.Submit(0, ConstrainedBeams(1, 3, 12));
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 0u);
+  EXPECT_EQ(harness.ReasonOf(1), FinishReason::kError);
+  EXPECT_TRUE(absl::IsInvalidArgument(harness.EndOf(1)->status));
+}
+
+// A grammar may have one answer where three are asked for. An empty one must not look complete.
+TEST(Constraints, AnswersThatTheGrammarDoesNotHaveAreEmpty) {
+  CoreHarness harness({}, Group(1));
+  harness.most_candidates = 1;
+  harness.core.Submit(0, ConstrainedBeams(1, 3, 12));
+  harness.RunAll();
+  std::vector<SequenceEnd> ends;
+  for (const EngineEvent& event : harness.events[1]) {
+    if (const auto* end = std::get_if<SequenceEnd>(&event)) ends.push_back(*end);
+  }
+  ASSERT_EQ(ends.size(), 3u);
+  EXPECT_EQ(ends[0].output_tokens, 12u);
+  for (const std::size_t i : {1, 2}) {
+    EXPECT_EQ(ends[i].output_tokens, 0u);
+    EXPECT_EQ(ends[i].reason, FinishReason::kLength);
+  }
+}
+
+// A plan is a message to the workers, so long constraints come a few at a time.
+TEST(Constraints, APlanCarriesABoundedNumberOfBytesOfThem) {
+  ExecutorDescription group = Group(1);
+  group.max_sequences = 256;
+  group.max_step_tokens = 2048;
+  group.block_count = 4096;
+  CoreHarness harness({.max_seqs = 256, .max_step_tokens = 2048, .max_queued_tokens = 100'000},
+                      group);
+  for (std::uint64_t id = 1; id <= 200; ++id) {
+    TokenizedRequest request = Constrained(id, 4, 3);
+    request.sampling.constraint.text = std::string(Constraint::kMaxBytes, 'a');
+    harness.core.Submit(0, request);
+    harness.Submit(1000 + id, 4, 3);
+  }
+  std::size_t plans = 0, most = 0;
+  for (; harness.Plan() == StallReason::kNone; ++plans) {
+    std::size_t bytes = 0;
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.front())) {
+      bytes += open.sampling.constraint.text.size();
+    }
+    EXPECT_LE(bytes, 4u << 20);
+    most = std::max(most, bytes);
+    harness.Answer();
+  }
+  EXPECT_EQ(most, 4u << 20);
+  for (std::uint64_t id = 1; id <= 200; ++id) {
+    EXPECT_EQ(harness.TokensOf(id), 3u);
+    EXPECT_EQ(harness.TokensOf(1000 + id), 3u);
+  }
+}
+
+// A client may try again, which differs from a grammar that will never do.
+TEST(Constraints, NoRoomForAConstraintIsAnOverload) {
+  CoreHarness harness({}, Group(1));
+  harness.no_room = true;
+  harness.mask_of = [](const worker::BatchItem&) { return std::optional<std::string>("full"); };
+  harness.core.Submit(0, Constrained(1, 40, 50));
+  harness.RunAll();
+  ASSERT_TRUE(harness.EndOf(1).has_value());
+  EXPECT_EQ(harness.EndOf(1)->status,
+            absl::ResourceExhaustedError("the constraint of the answer: full"));
+  EXPECT_GT(harness.EndOf(1)->retry_after_ms, 0);
 }
 
 }  // namespace

@@ -48,18 +48,21 @@ StepResult CoreHarness::Answer() {
     for (std::uint32_t at = 0; item.samples && at <= item.drafts; ++at) {
       output.sampled.push_back({.token = token_of(item, item.output_index + at)});
     }
-    if (mask_of != nullptr && item.samples && item.sampling->constraint) {
-      if (const std::optional<std::string> trouble = mask_of(item)) {
-        output.sampled.clear();
-        output.failed = !trouble->empty();
-        output.refused = *trouble;
-      }
-    }
     // The candidates of an invented model: tokens after the last token.
-    for (std::uint32_t i = 0; i < item.candidates; ++i) {
+    const std::uint32_t candidates = std::min(item.candidates, most_candidates);
+    for (std::uint32_t i = 0; i < candidates; ++i) {
       const TokenId last = batch->tokens[item.row_begin + item.row_count - 1];
       output.candidates.push_back({static_cast<TokenId>((last + 1 + i * i) % 1000),
                                    -0.25f * static_cast<float>(i * i + 1)});
+    }
+    if (mask_of != nullptr && item.is_constrained()) {
+      if (const std::optional<std::string> trouble = mask_of(item)) {
+        output.sampled.clear();
+        output.candidates.clear();
+        output.failed = !trouble->empty();
+        output.refused = *trouble;
+        output.is_overload = output.failed && no_room;
+      }
     }
     for (const TokenId target : item.prompt_targets) output.prompt.push_back({.token = target});
   }

@@ -71,9 +71,12 @@ class CoreHarness {
       [](const worker::BatchItem& item, std::uint32_t output) {
         return testing::FakeToken(item.sampling->seed, item.index, output, 1000);
       };
-  // What becomes of the first row that samples, of sequences with constraints: an empty text if its
-  // mask is late, a reason if it is refused, and nothing if it is there. Null: all are there.
+  // What becomes of the first row that samples or gives candidates, of sequences with constraints:
+  // an empty text if its mask is late, a reason if it is refused, and nothing if it is there. Null:
+  // all are there.
   std::function<std::optional<std::string>(const worker::BatchItem&)> mask_of;
+  bool no_room = false;                 // such reasons are overloads
+  std::uint32_t most_candidates = ~0u;  // of a row
   // How long a step of so many prefill and decode rows takes; null: no time.
   std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;
   // The same for machines on which context costs time; goes before step_ns.

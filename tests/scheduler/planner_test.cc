@@ -381,10 +381,6 @@ TEST(Core, RefusesByName) {
   })));
   EXPECT_TRUE(absl::IsInvalidArgument(
       refusal([](R& r) { r.sampling.constraint.kind = Constraint::Kind::kRegex; })));
-  EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) {
-    r.beam.emplace();
-    r.sampling.constraint = {.kind = Constraint::Kind::kRegex, .text = "a"};
-  })));
   EXPECT_TRUE(absl::IsUnimplemented(refusal([](R& r) { r.adapter = "lora"; })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt.clear(); })));
   EXPECT_TRUE(absl::IsInvalidArgument(refusal([](R& r) { r.prompt[3] = 1000; })));

@@ -23,9 +23,11 @@ float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token) {
   return -static_cast<float>(h % 4096) / 256;
 }
 
-std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count) {
+std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count,
+                                      bool constrained) {
   std::uint64_t hash = 0;
   for (const TokenId token : tokens) hash = MixBits(hash ^ static_cast<std::uint64_t>(token));
+  if (constrained) count = 1 + static_cast<std::uint32_t>(hash >> 16) % count;
   std::vector<TopLogprob> candidates;
   for (std::uint32_t i = 0; i < count; ++i) {
     const auto token = static_cast<TokenId>((hash + 7 * i) % kSimVocab);  // 7 and 40 are coprime
@@ -47,11 +49,12 @@ float Score(float sum, std::uint32_t length, const BeamOptions& options) {
 std::vector<SimBeam> Extend(const TokenizedRequest& request, const std::vector<SimBeam>& running) {
   const auto stops = static_cast<std::uint32_t>(request.stop.stop_tokens.size());
   const std::uint32_t count = request.beam->beams * std::max(2u, 1 + stops);
+  const auto constrained = static_cast<bool>(request.sampling.constraint);
   std::vector<SimBeam> all;
   for (const SimBeam& beam : running) {
     std::vector<TokenId> known = request.prompt;
     known.insert(known.end(), beam.tokens.begin(), beam.tokens.end());
-    for (const TopLogprob& next : SimCandidates(known, count)) {
+    for (const TopLogprob& next : SimCandidates(known, count, constrained)) {
       SimBeam& longer = all.emplace_back(beam);
       longer.tokens.push_back(next.token);
       longer.logprobs.push_back(next.logprob);
@@ -107,7 +110,11 @@ SimClient::SimClient(TokenizedRequest request)
     sequences_[i].delivered = static_cast<std::uint32_t>(request_.output_prefix[i].size());
     sequences_[i].prefixed = true;
   }
-  if (request_.beam.has_value() && request_.stop.max_tokens > 0) beams_ = SearchAlone(request_);
+  if (request_.beam.has_value() && request_.stop.max_tokens > 0) {
+    beams_ = SearchAlone(request_);
+    // Under a constraint there may be fewer answers. Those that are missing are empty.
+    beams_.resize(std::max(beams_.size(), sequences_.size()));
+  }
 }
 
 TokenId SimClient::TokenAt(SequenceIndex sequence, std::uint32_t position) const {
@@ -214,7 +221,9 @@ absl::Status SimClient::CheckReason(const Sequence& sequence, FinishReason reaso
       }
       return complete ? absl::OkStatus() : Wrong("prompt log-probabilities are missing");
     case FinishReason::kLength:
-      if (sequence.delivered != request_.stop.max_tokens) return Wrong("not at its length");
+      if (!beam && sequence.delivered != request_.stop.max_tokens) {
+        return Wrong("not at its length");
+      }
       if (!beam && sequence.delivered > 0 && stops_at(sequence.delivered - 1)) {
         return Wrong("a stop token ended by length");
       }

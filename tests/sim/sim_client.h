@@ -21,7 +21,8 @@ inline constexpr std::uint32_t kSimVocab = 40;
 // of prompt token `index`; and what may follow `tokens` in beam search.
 TokenId SimToken(std::uint64_t seed, std::uint32_t index);
 float SimPromptLogprob(std::uint64_t seed, std::uint32_t index, TokenId token);
-std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count);
+std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uint32_t count,
+                                      bool constrained);
 
 // A sequence of a beam search.
 struct SimBeam {

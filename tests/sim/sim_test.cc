@@ -168,7 +168,8 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.liveness.overtaken, 20 * seeds);
   EXPECT_GT(total.liveness.most_overtaken_permille, 900u);
   EXPECT_GT(total.ended_early, seeds);
-  EXPECT_GT(total.early_permille, 700);
+  EXPECT_GT(total.early_permille, 600);
+  EXPECT_EQ(total.most_constraints, 2u);
   EXPECT_GT(total.beams_served, total.beams / 10);
   for (std::size_t state = 0; state < total.cancelled_in.size(); ++state) {
     EXPECT_GT(total.cancelled_in[state], 0u) << "cancelled when " << kStateNames[state];

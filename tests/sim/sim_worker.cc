@@ -394,8 +394,9 @@ absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
     output.sampled.push_back(
         {.token = SimToken(SequenceSeed(seed, rows.index), rows.output_index + at)});
   }
-  if (rows.candidates > 0) {
-    output.candidates = SimCandidates(view.tokens.first(end), rows.candidates);
+  if (rows.candidates > 0 && !MaskIsLate(rows, 0)) {
+    output.candidates = SimCandidates(view.tokens.first(end), rows.candidates,
+                                      static_cast<bool>(rows.sampling->constraint));
   }
   std::uint32_t index = rows.first_position + 1;
   for (const TokenId token : rows.prompt_targets) {

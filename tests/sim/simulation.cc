@@ -28,6 +28,7 @@ Simulation::Simulation(std::uint64_t seed, Tiers tiers, bool runs)
       runs_(runs),
       constraints_(~MixBits(seed ^ 5)),
       constrains_(MixBits(seed ^ 5) % 4 == 1) {
+  if (constrains_) options_.max_constraint_bytes = constraints_.OneIn(2) ? 3 : 7;
   coverage_.windowed += windowed_;
   options_.max_seqs = random_.Between(1, 12);
   options_.max_step_tokens = random_.Between(1, 48);
@@ -293,7 +294,7 @@ void Simulation::Arrive(TokenizedRequest request) {
   coverage_.prompt_only += request.stop.max_tokens == 0;
   coverage_.parallel += !request.beam && request.sequences > 1;
   coverage_.beams += request.beam.has_value();
-  if (constrains_ && !request.beam.has_value() && constraints_.OneIn(2)) {
+  if (constrains_ && constraints_.OneIn(2)) {
     request.sampling.constraint = {.kind = Constraint::Kind::kRegex, .text = "sim"};
   }
   // The request may have killed another group before.

@@ -123,6 +123,7 @@ struct SimCoverage {
   std::uint64_t window_blocks = 0;        // blocks that window groups gave back
   std::uint64_t arrived_quarantined = 0;  // arrived while others were quarantined
   std::uint64_t ended_early = 0;          // ended for a deadline that had not passed
+  std::uint64_t most_constraints = 0;     // that a plan has carried
   std::int64_t early_permille = 0;        // the most time that such a request had, of what it needs
   Liveness::Counts liveness;
   std::array<std::uint64_t, 7> stalls{};    // by StallReason
@@ -180,6 +181,7 @@ class Simulation {
   std::optional<RequestId> FirstOpen() const;
   absl::Status CheckVictims(const std::optional<RequestId>& first) const;
   absl::Status CheckProgress();
+  absl::Status CheckConstraints(const StepPlan& plan);
   absl::Status CheckLiveness(const StepPlan& plan, const scheduler::CoreSnapshot& before);
   // Checks that a request that is ended before its deadline could hardly have met it, by what steps
   // really cost at most.

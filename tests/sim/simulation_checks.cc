@@ -129,8 +129,24 @@ absl::Status Simulation::CheckProgress() {
   return absl::OkStatus();
 }
 
+// A plan carries no more bytes of constraints than it may, but for a single one.
+absl::Status Simulation::CheckConstraints(const StepPlan& plan) {
+  std::size_t count = 0, bytes = 0;
+  for (const PlanOp& op : plan.ops) {
+    const auto* open = std::get_if<OpenSequence>(&op);
+    if (open == nullptr || !open->sampling.constraint) continue;
+    ++count;
+    bytes += open->sampling.constraint.text.size();
+  }
+  coverage_.most_constraints = std::max<std::uint64_t>(coverage_.most_constraints, count);
+  return count > 1 && bytes > options_.max_constraint_bytes
+             ? Broken(3, "a plan with too many bytes of constraints")
+             : absl::OkStatus();
+}
+
 absl::Status Simulation::CheckLiveness(const StepPlan& plan,
                                        const scheduler::CoreSnapshot& before) {
+  if (absl::Status s = CheckConstraints(plan); !s.ok()) return s;
   const scheduler::CoreSnapshot core = core_->Snapshot();
   std::uint64_t blocks = 0;
   bool loading = false;
@@ -344,6 +360,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   arrived_quarantined += o.arrived_quarantined;
   ended_early += o.ended_early;
   early_permille = std::max(early_permille, o.early_permille);
+  most_constraints = std::max(most_constraints, o.most_constraints);
   liveness.started += o.liveness.started;
   liveness.judged += o.liveness.judged;
   liveness.overtaken += o.liveness.overtaken;

@@ -471,4 +471,19 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
   return Describe(*row, Draw(*changed, draw), top);
 }
 
+absl::StatusOr<std::vector<TopLogprob>> BestTokens(const kernels::Ops& ops,
+                                                   absl::Span<const float> logits,
+                                                   std::uint32_t tokens, std::int32_t count,
+                                                   absl::Span<const std::uint32_t> mask) {
+  absl::StatusOr<Row> row = Measure(ops, logits);
+  if (!row.ok()) return row.status();
+  static thread_local std::vector<float> allowed;
+  allowed.assign(logits.begin(), logits.begin() + tokens);
+  Exclude(mask, absl::MakeSpan(allowed));
+  row->logits = allowed;
+  std::vector<TopLogprob> best = Best(*row, count);
+  if (best.empty()) return absl::InternalError("the constraint leaves no token of the row");
+  return best;
+}
+
 }  // namespace flotilla::worker

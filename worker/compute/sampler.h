@@ -112,4 +112,12 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
                                        std::uint32_t tokens, const TokenDraw& draw,
                                        std::int32_t top, absl::Span<const std::uint32_t> mask = {});
 
+// The `count` best of the tokens that a mask allows, best first, or as many as there are, at least
+// one. The arguments are those of SampleRow. INTERNAL: the row has no softmax, or none of them has
+// a logit above -infinity.
+absl::StatusOr<std::vector<TopLogprob>> BestTokens(const kernels::Ops& ops,
+                                                   absl::Span<const float> logits,
+                                                   std::uint32_t tokens, std::int32_t count,
+                                                   absl::Span<const std::uint32_t> mask);
+
 }  // namespace flotilla::worker

@@ -120,8 +120,8 @@ StepOutputs::StepOutputs(const Batch& batch, const VocabularyShards& vocabulary,
     const std::uint32_t first = item.row_begin + item.row_count - 1 - item.drafts;
     request.kind = item.samples ? Request::Kind::kSample : Request::Kind::kCandidates;
     request.top = item.samples ? item.logprobs->output_top : std::int32_t(item.candidates);
-    request.full_row = item.samples && NeedsFullRow(*item.sampling);
-    request.is_masked = item.samples && item.sampling->constraint;
+    request.is_masked = item.is_constrained();
+    request.full_row = request.is_masked || (item.samples && NeedsFullRow(*item.sampling));
     for (std::uint32_t at = 0; at <= item.drafts; ++at) want(first, at);
   }
 }
@@ -186,11 +186,16 @@ void StepOutputs::TakeRow(int request, absl::Span<const float> logits) {
       wanted.state = Request::State::kLate;
       return;
     }
-    if (mask.state == RowMask::State::kRefused) {
-      wanted.state = Request::State::kRefused;
+    if (mask.state != RowMask::State::kReady) {
+      wanted.state = mask.state == RowMask::State::kNoRoom ? Request::State::kNoRoom
+                                                           : Request::State::kRefused;
       refusals_[request] = std::move(mask.reason);
       return;
     }
+  }
+  if (wanted.kind == Request::Kind::kCandidates) {
+    Store(wanted, BestTokens(ops_, logits, vocabulary_.tokens(), wanted.top, mask.allowed));
+    return;
   }
   Store(wanted,
         SampleRow(ops_, logits, vocabulary_.tokens(), draws_[request], wanted.top, mask.allowed));
@@ -224,9 +229,14 @@ void StepOutputs::Write(std::uint32_t rank, std::uint32_t ranks,
     }
     if (i % ranks != rank) continue;
     Put(request.state, metadata);
-    if (request.state == Request::State::kRefused) PutText(refusals_[i], metadata);
+    if (IsRefused(request)) PutText(refusals_[i], metadata);
     if (request.state != Request::State::kDone) continue;
-    PutToken(outputs_[request.item].sampled[request.at], metadata);
+    const ItemOutput& output = outputs_[request.item];
+    if (request.kind == Request::Kind::kCandidates) {
+      PutEntries(output.candidates, metadata);
+    } else {
+      PutToken(output.sampled[request.at], metadata);
+    }
   }
 }
 
@@ -258,9 +268,14 @@ bool StepOutputs::ReadPartial(std::size_t i, std::uint32_t rank,
 bool StepOutputs::ReadFullRow(Request& request, absl::Span<const std::byte>& metadata) {
   if (!Get(metadata, request.state)) return false;
   switch (request.state) {
-    case Request::State::kDone:
-      return GetToken(metadata, outputs_[request.item].sampled[request.at]);
-    case Request::State::kRefused: {
+    case Request::State::kDone: {
+      ItemOutput& output = outputs_[request.item];
+      return request.kind == Request::Kind::kCandidates
+                 ? GetEntries(metadata, request.top, output.candidates)
+                 : GetToken(metadata, output.sampled[request.at]);
+    }
+    case Request::State::kRefused:
+    case Request::State::kNoRoom: {
       std::string reason;
       if (!request.is_masked || !GetText(metadata, reason)) return false;
       Refuse(request, std::move(reason));
@@ -275,8 +290,10 @@ bool StepOutputs::ReadFullRow(Request& request, absl::Span<const std::byte>& met
 }
 
 void StepOutputs::Refuse(const Request& request, std::string reason) {
-  std::string& refused = outputs_[request.item].refused;
-  if (refused.empty()) refused = std::move(reason);
+  ItemOutput& output = outputs_[request.item];
+  if (!output.refused.empty()) return;
+  output.refused = std::move(reason);
+  output.is_overload = request.state == Request::State::kNoRoom;
 }
 
 std::int64_t StepOutputs::MaxMetadataBytes(std::int64_t requests,
@@ -295,7 +312,7 @@ absl::Span<const ItemOutput> StepOutputs::Finish() {
   if (all_partials_.empty()) {
     all_partials_ = std::move(own_partials_);
     for (std::size_t i = 0; i < refusals_.size(); ++i) {
-      if (requests_[i].state == Request::State::kRefused) Refuse(requests_[i], refusals_[i]);
+      if (IsRefused(requests_[i])) Refuse(requests_[i], refusals_[i]);
     }
   }
   for (std::size_t i = 0; i < requests_.size(); ++i) {

@@ -77,6 +77,7 @@ class StepOutputs final : public RowReceiver {
       kFailed,   // the row had no softmax
       kLate,     // the mask of the constraint was late
       kRefused,  // the constraint ends the sequence
+      kNoRoom,   // the same, but a later try may succeed
     };
     std::uint32_t at = 0;  // index among the prompt targets or the samples
     State state = State::kDone;
@@ -95,6 +96,9 @@ class StepOutputs final : public RowReceiver {
   bool ReadFullRow(Request& request, absl::Span<const std::byte>& metadata);
   // Keeps why the constraint of an item ends it: the reason of its first row that is refused.
   void Refuse(const Request& request, std::string reason);
+  static bool IsRefused(const Request& request) {
+    return request.state == Request::State::kRefused || request.state == Request::State::kNoRoom;
+  }
 
   const VocabularyShards& vocabulary_;
   const kernels::Ops& ops_;

@@ -34,7 +34,6 @@ absl::StatusOr<UniqueFd> TakeSocket() {
   UniqueFd socket(fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   const UniqueFd nothing(open("/dev/null", O_WRONLY | O_CLOEXEC));
   dup2(nothing.get(), STDOUT_FILENO);
-  dup2(nothing.get(), STDERR_FILENO);
   return socket;
 }
 

@@ -67,7 +67,8 @@ absl::Status CompileProcess::Start(std::int64_t deadline_ns) {
   UniqueFd theirs(ends[1]);
   const absl::StatusOr<pid_t> pid = Spawn({.words = {program_, "compile-constraints"},
                                            .environment = OwnEnvironment(),
-                                           .output = theirs.get()});
+                                           .output = theirs.get(),
+                                           .drops_errors = true});
   theirs.Reset();  // so that a read ends when the process does
   if (!pid.ok()) return absl::UnavailableError(pid.status().message());
   pid_ = *pid;

@@ -125,11 +125,19 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const En
     if (grammar.ok()) return grammar;
     why = grammar.status();
   }
-  if (absl::IsDeadlineExceeded(why)) {
-    return Refusal(why.code(), absl::StrCat("it was not compiled within ",
-                                            absl::FormatDuration(options_.patience)));
+  switch (why.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      return Refusal(absl::StatusCode::kOutOfRange, why.message());
+    case absl::StatusCode::kUnavailable:
+      return Refusal(absl::StatusCode::kResourceExhausted, why.message());
+    case absl::StatusCode::kDeadlineExceeded:
+      // Others have taken the time: its own processor time has a limit.
+      return Refusal(
+          absl::StatusCode::kResourceExhausted,
+          absl::StrCat("it was not compiled within ", absl::FormatDuration(options_.patience)));
+    default:
+      return Refusal(why.code(), why.message());
   }
-  return Refusal(why.code(), why.message());
 }
 
 void GrammarCompiler::Finish(const std::shared_ptr<Entry>& entry,
@@ -142,7 +150,7 @@ void GrammarCompiler::Finish(const std::shared_ptr<Entry>& entry,
     case absl::StatusCode::kInvalidArgument:
       break;  // it would be so again
     case absl::StatusCode::kAborted:
-    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kOutOfRange:
       entry->until_ns_ = now_ns + absl::ToInt64Nanoseconds(options_.ban);
       break;
     default:

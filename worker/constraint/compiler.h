@@ -75,8 +75,9 @@ class GrammarCompiler {
   // Whether the entry has its result, which does not change any more.
   bool IsDone(const Entry& entry) const ABSL_LOCKS_EXCLUDED(mu_);
   // The grammar of an entry that is done, or why it has none, in one sentence of at most 160 bytes
-  // for the client: INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ABORTED (the constraint ended the
-  // process), DEADLINE_EXCEEDED or UNAVAILABLE (there is no process).
+  // for the client: INVALID_ARGUMENT, OUT_OF_RANGE (it takes too much memory), ABORTED (it ended
+  // the process); RESOURCE_EXHAUSTED if the constraint is not at fault: queue or cache is full, its
+  // turn did not come in time, or there is no process.
   absl::StatusOr<std::shared_ptr<const Grammar>> GrammarOf(const Entry& entry) const
       ABSL_LOCKS_EXCLUDED(mu_);
 

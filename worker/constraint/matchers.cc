@@ -86,16 +86,18 @@ absl::StatusOr<Matchers::Place*> Matchers::MoveTo(SequenceHandle sequence,
   }
   bytes_ -= std::exchange(place.bytes_, place.matcher_.bytes());
   bytes_ += place.bytes_;
+  const bool is_large = place.bytes_ > limits_.bytes_each;
   // If all together take too much, whoever has more than its part of that must go.
-  fits = place.bytes_ <= limits_.bytes_each &&
-         (bytes_ <= limits_.bytes || place.bytes_ <= limits_.bytes / places_.size());
+  fits = !is_large && (bytes_ <= limits_.bytes || place.bytes_ <= limits_.bytes / places_.size());
   if (follows && fits) return &place;
   const std::size_t length = place.tokens_.size();
   Drop(places_.find(sequence));
-  if (!fits) {
-    return absl::ResourceExhaustedError(
+  if (is_large) {
+    return absl::OutOfRangeError(
         absl::StrCat("The grammar takes too much memory after ", length, " tokens"));
   }
+  if (!fits)
+    return absl::ResourceExhaustedError("The grammars of all answers take too much memory");
   return absl::FailedPreconditionError(absl::StrCat("The grammar does not allow token ", length,
                                                     " of the answer, ", outputs[length]));
 }

@@ -62,8 +62,8 @@ class Matchers {
                       absl::Span<const TokenId> outputs) const;
 
   // The place of a sequence after `outputs`, valid until the next call. FAILED_PRECONDITION: the
-  // grammar does not allow these tokens; RESOURCE_EXHAUSTED: the matcher takes too much memory.
-  // Both have a sentence for the client.
+  // grammar does not allow these tokens; OUT_OF_RANGE: the matcher takes too much memory;
+  // RESOURCE_EXHAUSTED: all matchers together do. They have a sentence for the client.
   absl::StatusOr<Place*> MoveTo(SequenceHandle sequence,
                                 const std::shared_ptr<const Grammar>& grammar,
                                 absl::Span<const TokenId> outputs);

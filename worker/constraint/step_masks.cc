@@ -35,7 +35,7 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
       const std::int64_t waited_ns = clock_.NowNs() - items_[item].entry->since_ns;
       if (absl::Nanoseconds(waited_ns) < compile_limit_) return {};
       return {.state = MaskOutcome::State::kRefused,
-              .refusal = absl::DeadlineExceededError(
+              .refusal = absl::ResourceExhaustedError(
                   absl::StrCat("The grammar is refused: it was not compiled within ",
                                absl::FormatDuration(compile_limit_)))};
     }

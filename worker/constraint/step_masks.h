@@ -30,7 +30,8 @@ struct MaskOutcome {
   // kReady: bit t % 32 of word t / 32 says whether token t is allowed; the words of the vocabulary,
   // with 0 behind its last token. It lives as long as the StepMasks.
   absl::Span<const std::uint32_t> allowed;
-  // kRefused: one sentence of at most 160 bytes for the client.
+  // kRefused: one sentence of at most 160 bytes for the client. RESOURCE_EXHAUSTED: a later try may
+  // succeed; with other codes the constraint is at fault.
   absl::Status refusal;
 };
 

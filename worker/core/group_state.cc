@@ -634,9 +634,10 @@ absl::Status GroupState::CheckOutputs(const StepWork& work,
       if (absl::Status s = CheckToken(rows.sequence, sampled.token, limits_); !s.ok()) return s;
     }
     if (outputs[i].failed) continue;
-    if ((outputs[i].sampled.size() != samples && !rows.sampling->constraint) ||
+    const bool may_be_late = rows.is_constrained();
+    if ((outputs[i].sampled.size() != samples && !may_be_late) ||
         outputs[i].prompt.size() != rows.prompt_targets.size() ||
-        outputs[i].candidates.empty() != (rows.candidates == 0) ||
+        (outputs[i].candidates.empty() && rows.candidates > 0 && !may_be_late) ||
         outputs[i].candidates.size() > rows.candidates) {
       return Invalid(rows.sequence, "output does not fit its rows");
     }
@@ -696,6 +697,7 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     if (outputs[i].failed && (rows.drafts == 0 || outputs[i].sampled.empty())) {
       sequence.finished = FinishReason::kError;
       entry.refused = outputs[i].refused;
+      entry.is_overload = outputs[i].is_overload;
     } else {
       if (!outputs[i].prompt.empty()) entry.prompt_first = rows.first_position + 1;
       entry.prompt = outputs[i].prompt;
@@ -707,7 +709,8 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     // K and V of wrong draft tokens are not part of the sequence, nor are those of a row
     // whose mask was late. The next rows overwrite them.
     const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
-    const bool is_late = goes_on && rows.samples && tokens == 0;
+    const bool is_late = goes_on && ((rows.samples && tokens == 0) ||
+                                     (rows.candidates > 0 && entry.candidates.empty()));
     const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1) + (is_late ? 1 : 0);
     sequence.length -= wrong;
     entry.length = rows.first_position + rows.row_count - wrong;

@@ -60,6 +60,9 @@ struct BatchItem {
   const SamplingParams* sampling = nullptr;
   const StopRule* stop = nullptr;
   const LogprobSpec* logprobs = nullptr;
+
+  // Whether what its last rows give must follow a constraint.
+  bool is_constrained() const { return (samples || candidates > 0) && sampling->constraint; }
 };
 
 // Copies the open run of a fork's parent, with its position 0 (ExecutorDescription::run_tokens).
@@ -113,7 +116,8 @@ struct ItemOutput {
   std::vector<SampledToken> sampled;
   // One per entry of prompt_targets, unless the item failed.
   std::vector<SampledToken> prompt;
-  // At least one, and at most as many as the item asks for, unless the item failed.
+  // At least one, and at most as many as the item asks for, unless the item failed. None if the
+  // mask of its constraint was late: the sequence then does not have the position of its last row.
   std::vector<TopLogprob> candidates;
   // The item's logits were unusable (NaN). This sequence alone ends, with
   // FinishReason::kError. If only the logits of a draft token's row were unusable, the
@@ -122,6 +126,7 @@ struct ItemOutput {
   bool failed = false;
   // Why the item failed, if its constraint is the reason; SequenceResult::refused.
   std::string refused;
+  bool is_overload = false;  // SequenceResult::is_overload
 };
 
 // One open sequence, for comparison with what a scheduler believes. Spans are

@@ -20,14 +20,15 @@ constexpr absl::Duration kDraftPatience = absl::Milliseconds(1);
 // Whether the batch has nothing but tokens of constrained answers.
 bool HasOnlyConstrainedTokens(const Batch& batch) {
   return std::all_of(batch.items.begin(), batch.items.end(), [](const BatchItem& item) {
-    return item.samples && item.sampling->constraint && item.row_count == 1 + item.drafts;
+    return item.is_constrained() && item.row_count == 1 + item.drafts;
   });
 }
 
-RowMask Refused(absl::string_view why) {
-  return {.state = RowMask::State::kRefused,
-          .allowed = {},
-          .reason = std::string(why.substr(0, SequenceResult::kMaxReason))};
+RowMask Refused(const absl::Status& why) {
+  return {
+      .state = absl::IsResourceExhausted(why) ? RowMask::State::kNoRoom : RowMask::State::kRefused,
+      .allowed = {},
+      .reason = std::string(why.message().substr(0, SequenceResult::kMaxReason))};
 }
 
 // The same for every row.
@@ -54,7 +55,7 @@ class MasksOfStep final : public RowMasks {
       case MaskOutcome::State::kRefused:
         break;
     }
-    return Refused(outcome.refusal.message());
+    return Refused(outcome.refusal);
   }
 
  private:
@@ -96,8 +97,8 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
     if (may_pause) mu_.AwaitWithTimeout(absl::Condition(&is_open_), kPause);
     if (!is_open_) return std::make_shared<SameMasks>(RowMask());
     if (!masks_.ok()) {
-      return std::make_shared<SameMasks>(Refused(absl::StrCat(
-          "there are no grammars for the model's tokenizer: ", masks_.status().message())));
+      return std::make_shared<SameMasks>(Refused(absl::UnimplementedError(absl::StrCat(
+          "there are no grammars for the model's tokenizer: ", masks_.status().message()))));
     }
     masks = masks_->get();
   }
@@ -106,7 +107,7 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
   bool all_compile = true;  // those of the rows that other ranks draw
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
-    if (!item.samples || !item.sampling->constraint) continue;
+    if (!item.is_constrained()) continue;
     if (wanted.size() == items.size() || items[wanted.size()] != i) {
       all_compile &= masks->Prepare(item.sequence, item.sampling->constraint);
       continue;

@@ -522,7 +522,7 @@ void Rank::BeginMasks(const Batch& batch, StepOutputs& outputs) {
                                           links_.communicator->shape().tensor);
   const bool is_constrained =
       std::any_of(batch.items.begin(), batch.items.end(),
-                  [](const BatchItem& item) { return item.samples && item.sampling->constraint; });
+                  [](const BatchItem& item) { return item.is_constrained(); });
   if (!is_constrained && !constraints_->was_used()) return;
   // A pause would delay the other micro-batches of a pipeline.
   outputs.UseMasks(constraints_->Begin(batch, items, options_.shape.pipeline == 1));

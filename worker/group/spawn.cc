@@ -27,7 +27,11 @@ absl::StatusOr<pid_t> Spawn(SpawnOptions options) {
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&files, options.output, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+  if (options.drops_errors) {
+    posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  } else {
+    posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+  }
   posix_spawn_file_actions_addclosefrom_np(&files, STDERR_FILENO + 1);
 
   // A server blocks and ignores signals that the program must get.

@@ -15,6 +15,7 @@ struct SpawnOptions {
   std::vector<std::string> words;        // the program, found by PATH, and its arguments
   std::vector<std::string> environment;  // NAME=VALUE
   int output = -1;                       // standard output and error; stays the caller's
+  bool drops_errors = false;             // standard error goes nowhere instead
 };
 
 // Returns the pid of a child, for which the caller must wait. NOT_FOUND: there is no such

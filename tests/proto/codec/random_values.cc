@@ -193,7 +193,10 @@ SequenceResult RandomValues::Sequence() {
   sequence.prompt = Sampled(6);
   sequence.candidates = Tops();
   if (Flip()) sequence.finished = static_cast<FinishReason>(Below(6));
-  if (Flip()) sequence.refused = Text().substr(0, SequenceResult::kMaxReason);
+  if (Flip()) {
+    sequence.refused = Text().substr(0, SequenceResult::kMaxReason);
+    sequence.is_overload = !sequence.refused.empty() && Flip();
+  }
   sequence.noop = Flip();
   return sequence;
 }

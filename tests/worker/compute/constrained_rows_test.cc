@@ -1,5 +1,7 @@
 // Tests rows that are drawn under a constraint: what a mask leaves, and what late and refused masks
 // make of a step's outputs, on one rank and on two.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <map>
@@ -142,8 +144,8 @@ class ConstrainedRows : public ::testing::Test {
   static RowMask Ready(const std::vector<std::uint32_t>& mask) {
     return {.state = RowMask::State::kReady, .allowed = mask, .reason = {}};
   }
-  static RowMask Refused(const char* why) {
-    return {.state = RowMask::State::kRefused, .allowed = {}, .reason = why};
+  static RowMask Refused(const char* why, RowMask::State state = RowMask::State::kRefused) {
+    return {.state = state, .allowed = {}, .reason = why};
   }
 
   // What rank `rank` of `ranks` draws, with the masks of `masks`. A backend would give it the rows.
@@ -223,20 +225,74 @@ TEST_F(ConstrainedRows, ARefusalFailsItsItem) {
   masks_->masks = {{{0, 0}, Refused("too hard")},
                    {{1, 0}, Ready(allowed_[1])},
                    {{1, 1}, Ready(allowed_[2])},
-                   {{1, 2}, Refused("too deep")}};
+                   {{1, 2}, Refused("full", RowMask::State::kNoRoom)}};
   const auto drawn = Draw(0, 1);
   const absl::Span<const ItemOutput> outputs = drawn->Finish();
   EXPECT_TRUE(outputs[1].failed);
   EXPECT_EQ(outputs[1].refused, "too hard");
+  EXPECT_FALSE(outputs[1].is_overload);
+  EXPECT_EQ(outputs[3].refused, "full");
+  EXPECT_TRUE(outputs[3].is_overload);
   // The tokens before the row are good.
   EXPECT_THAT(TokensOf(outputs[3]), ElementsAre(21, 22));
   EXPECT_TRUE(outputs[3].failed);
 }
 
+// What a beam may go on with is the best of what its mask allows; log-probabilities are raw.
+TEST(Mask, CandidatesAreTheBestOfIt) {
+  std::vector<float> row(kVocab, 0);
+  row[3] = 9;
+  row[5] = 8;
+  row[6] = row[40] = 7;
+  const auto all = BestTokens(Ops(), row, kVocab, 4, MaskOf({3, 5, 6, 40, 69}));
+  ASSERT_TRUE(all.ok()) << all.status();
+  const auto some = BestTokens(Ops(), row, kVocab, 3, MaskOf({5, 6, 40, 69}));
+  ASSERT_TRUE(some.ok()) << some.status();
+  EXPECT_THAT(*some, ElementsAre((*all)[1], (*all)[2], (*all)[3]));
+  EXPECT_EQ(some->at(1).token, 6);
+  const auto one = BestTokens(Ops(), row, kVocab, 3, MaskOf({69}));
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->size(), 1u);
+  EXPECT_FALSE(BestTokens(Ops(), row, kVocab, 3, MaskOf({})).ok());
+  row[69] = -kInfinity;
+  EXPECT_FALSE(BestTokens(Ops(), row, kVocab, 3, MaskOf({69})).ok());
+}
+
+// The first constrained sequence is a beam.
+TEST_F(ConstrainedRows, BeamsTakeCandidatesUnderTheMask) {
+  batch_.items[1].samples = false;
+  batch_.items[1].candidates = 4;
+  const std::vector<std::uint32_t> three = MaskOf({20, 30, 40});
+  std::vector<std::unique_ptr<StepOutputs>> ranks;
+  ranks.push_back(Draw(0, 2));
+  masks_->masks[{0, 0}] = Ready(three);
+  ranks.push_back(Draw(1, 2));
+  masks_->masks.clear();
+  ranks.push_back(Draw(1, 2));  // late
+  std::vector<std::vector<std::byte>> metadata(3);
+  for (std::uint32_t i = 0; i < 3; ++i) ranks[i]->Write(std::min(i, 1u), 2, metadata[i]);
+  ASSERT_TRUE(ranks[0]->Read(0, 2, metadata[0]).ok());
+  ASSERT_TRUE(ranks[0]->Read(1, 2, metadata[1]).ok());
+  const absl::Span<const ItemOutput> outputs = ranks[0]->Finish();
+  std::vector<TokenId> tokens;
+  for (const TopLogprob& candidate : outputs[1].candidates) {
+    tokens.push_back(candidate.token);
+    EXPECT_FLOAT_EQ(candidate.logprob, -std::log(static_cast<float>(kVocab)));
+  }
+  EXPECT_THAT(tokens, ElementsAre(20, 30, 40));
+  EXPECT_FALSE(outputs[1].failed);
+  ASSERT_TRUE(ranks[2]->Read(0, 2, metadata[0]).ok());
+  ASSERT_TRUE(ranks[2]->Read(1, 2, metadata[2]).ok());
+  const absl::Span<const ItemOutput> late = ranks[2]->Finish();
+  EXPECT_THAT(late[1].candidates, IsEmpty());
+  EXPECT_FALSE(late[1].failed);
+}
+
 // Request 1 is of the first constrained sequence, and 3 to 5 are of the second one.
 TEST_F(ConstrainedRows, RanksTellEachOther) {
   const std::string reason(500, 'x');  // more than travels
-  masks_->masks = {{{0, 0}, Refused(reason.c_str())}, {{1, 0}, Ready(allowed_[1])}};
+  masks_->masks = {{{0, 0}, Refused(reason.c_str(), RowMask::State::kNoRoom)},
+                   {{1, 0}, Ready(allowed_[1])}};
   std::vector<std::size_t> of_first, of_second;
   std::vector<std::unique_ptr<StepOutputs>> ranks;
   ranks.push_back(Draw(0, 2, &of_first));  // requests 0, 2, 4: token 1 of the drafts is late
@@ -254,6 +310,7 @@ TEST_F(ConstrainedRows, RanksTellEachOther) {
     const absl::Span<const ItemOutput> all = outputs->Finish();
     EXPECT_TRUE(all[1].failed);
     EXPECT_EQ(all[1].refused, std::string(SequenceResult::kMaxReason, 'x'));
+    EXPECT_TRUE(all[1].is_overload);
     EXPECT_THAT(TokensOf(all[3]), ElementsAre(21));
     EXPECT_FALSE(all[3].failed);
   }

@@ -171,7 +171,7 @@ TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
   const MaskOutcome outcome = step->Wait(1, 0, kLong);
   EXPECT_EQ(outcome.state, State::kRefused);
   EXPECT_EQ(outcome.refusal,
-            absl::DeadlineExceededError("The grammar is refused: it was not compiled within 1m"));
+            absl::ResourceExhaustedError("The grammar is refused: it was not compiled within 1m"));
 }
 
 TEST_F(ConstraintMasksTest, AGrammarMayBePrepared) {

@@ -109,7 +109,41 @@ TEST_F(ConstraintTest, ARefusalEndsTheSequenceAndSaysWhy) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->sequences[0].finished, FinishReason::kError);
   EXPECT_EQ(result->sequences[0].refused, "it is too hard");
+  EXPECT_FALSE(result->sequences[0].is_overload);
   EXPECT_THAT(Apply().items, IsEmpty());
+}
+
+TEST_F(ConstraintTest, ABeamWhoseMaskIsLateHasOnePositionLess) {
+  OpenSequence open = Opened(kA, {1, 2, 3});
+  open.sampling.constraint = {.kind = Constraint::Kind::kRegex, .text = "[a-z]+"};
+  open.is_beam = true;
+  plans_.Add(open);
+  plans_.Grant(kA, {3, 4});
+  for (int i = 0; i < 3; ++i) {  // late, late and there
+    flotilla::Run run = Prefill(kA, i == 0 ? 3 : 1, false);
+    run.candidates = 4;
+    plans_.Add(run);
+    const Batch batch = Apply();
+    ASSERT_EQ(batch.items.size(), 1u);
+    EXPECT_EQ(batch.items[0].row_begin + batch.items[0].row_count, i == 0 ? 3u : 1u);
+    EXPECT_EQ(batch.items[0].output_index, 0u);
+    ItemOutput output;
+    if (i == 2) output.candidates = {{.token = 7, .logprob = -1}};
+    const absl::StatusOr<StepResult> result = state_.Complete(batch.step, {output});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->sequences[0].length, i == 2 ? 3u : 2u);
+    EXPECT_EQ(result->sequences[0].candidates, output.candidates);
+    EXPECT_EQ(result->sequences[0].finished, std::nullopt);
+  }
+}
+
+TEST_F(ConstraintTest, ARefusalMayBeForLackOfRoom) {
+  const Batch batch = Start();
+  const absl::StatusOr<StepResult> result =
+      state_.Complete(batch.step, {{.failed = true, .refused = "full", .is_overload = true}});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->sequences[0].refused, "full");
+  EXPECT_TRUE(result->sequences[0].is_overload);
 }
 
 TEST_F(ConstraintTest, OtherRowsAreNeverLate) {
