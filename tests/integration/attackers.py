@@ -36,6 +36,7 @@ class Attack:
     forbidden = ()  # the counts that must stay 0
     # The server under attack.
     flags = ()  # of the server; DIRECTORY in them stands for one that is deleted later
+    blocks = 96  # KV blocks: 7 for each stream, and some more. The pool takes memory when it is used.
     roles = ("serve",)
     keyed = False  # the server needs keys
     key_options = ""  # of the attacker's key, in the server's file
@@ -45,8 +46,12 @@ class Attack:
     # which of the two begin and run are to be.
     twin = polite = False
     # What the test checks.
-    memory_mib = 64  # the most by which a process grows
     marks = ()  # code points that the log must not hold
+    streams = 8  # clients beside it
+    memory_mib = 64  # the most by which a process grows
+    p99_ratio = 1.2  # of the times between two tokens, to those without the attack, in the long form
+    median_ratio = None  # the same; none: it is not checked
+    warm_up = None  # a completion, for which the server makes what it keeps; its answer is 200
 
     def prepare(self, ports):
         """Prepares what can be made before the attack begins."""

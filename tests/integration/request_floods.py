@@ -10,6 +10,7 @@ import urllib.request
 
 import grpc
 
+import hostile_forms
 from attackers import MODEL, Attack, connect, head, paced, post
 
 
@@ -262,5 +263,27 @@ class UnreadableProtobufs(Requests):
             counts["INVALID_ARGUMENT" if refused else "another code"] += 1
 
 
+class HostileForms(Requests):
+    """Two clients send completions with forms that are made to cost (hostile_forms.py), in turn, 20
+    per second at most from each. A form is served or refused."""
+
+    rate = 20
+    clients = 2
+    streams = 16
+    # Grammars that are kept (64 MiB), one that is read, and matchers.
+    memory_mib = 192
+    p99_ratio = 1.3
+    median_ratio = 1.1
+    blocks = 256
+    warm_up = dict(model=MODEL, prompt="x", max_tokens=2, structured_outputs={"regex": "[a-z]+"})
+    forbidden = ("500", "no answer")
+
+    def messages(self, ports):
+        return [post("/v1/completions", ports.http, dict(
+            model=MODEL, prompt="x", max_tokens=5, structured_outputs=form))
+                for form in hostile_forms.forms()]
+
+
 ALL = (WideJson, WideJson4MB, RefusedPrompts, RefusedPromptsOfFour, Smuggling, StandingLogReader,
-       LogEscapes, HalfClosers, UnreadableProtobufs, ForeignPages, HighPriority)
+       LogEscapes, HalfClosers, UnreadableProtobufs, ForeignPages, HighPriority,
+       HostileForms)

@@ -10,6 +10,7 @@ import json
 import os
 import selectors
 import socket
+import statistics
 import threading
 import time
 
@@ -37,6 +38,9 @@ class Window:
 
     def p99(self):
         return sorted(self.gaps)[int(0.99 * (len(self.gaps) - 1))]
+
+    def median(self):
+        return statistics.median(self.gaps)
 
 
 class Exchange:
@@ -104,8 +108,8 @@ class Completion(Exchange):
 class SteadyStreams:
     """The clients, from entry to exit of the context, on these CPUs."""
 
-    def __init__(self, port, key=None, cpus=None):
-        self.port, self.key, self.cpus = port, key, cpus
+    def __init__(self, port, key=None, cpus=None, streams=STREAMS):
+        self.port, self.key, self.cpus, self.streams = port, key, cpus, streams
         # (from, to) of exchanges that are over
         self.gaps, self.firsts, self.health, self.failures = [], [], [], []
         self.running = []
@@ -123,7 +127,7 @@ class SteadyStreams:
     def message(self, number):
         first = 1000 + 7 * number % 30000
         # The first requests are shorter, so that ends and beginnings are spread over time.
-        tokens = TOKENS * min(number, STREAMS) // STREAMS
+        tokens = TOKENS * min(number, self.streams) // self.streams
         body = json.dumps(dict(model=MODEL, prompt=list(range(first, first + PROMPT_TOKENS)),
                                max_tokens=tokens, ignore_eos=True, stream=True, temperature=0,
                                return_token_ids=True)).encode()
@@ -149,7 +153,7 @@ class SteadyStreams:
             number += 1
             watch(Completion(self, self.message(number)))
 
-        due = [time.monotonic() + 0.15 * i for i in range(STREAMS)]  # out of step
+        due = [time.monotonic() + 0.15 * i for i in range(self.streams)]  # out of step
         next_health = time.monotonic()
         while not self.stopping:
             now = time.monotonic()

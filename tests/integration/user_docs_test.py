@@ -236,8 +236,6 @@ PROBES = {
     "text of a `grammar`, bytes": lambda n: form(grammar='root ::= "a"' + "\n" * (n - 12)),
     "texts of a `choice`": lambda n: form(choice=[f"x{i}" for i in range(n)]),
     "nesting of a schema": lambda n: form(json=arrays(n)),
-    "subschemas": lambda n: form(json={"type": "object", "properties": {
-        f"p{i}": {"type": "null"} for i in range(n - 1)}}),
     "`top_logprobs`, `logprobs`": lambda n: body(CHAT, logprobs=True, top_logprobs=n),
     "`prompt_logprobs`": lambda n: body(CHAT, prompt_logprobs=n),
     # 64 choices with 16 numbers for each token.
@@ -289,6 +287,8 @@ CONSTANTS = {
     "requests that wait": ("cli/flags.h", r"queue_requests = (\d+)"),
     "prompt tokens that wait": ("scheduler/core/options.h", r"max_queued_tokens = (\d+)"),
     "connections": ("cli/flags.h", r"max_connections = (\d+)"),
+    # So many, as properties, take more than a compile may.
+    "subschemas": ("router/core/constraint/json_schema.h", r"kMaxSubschemas = (\d+)"),
     "processor time for compiling a form, ms": ("cli/flags.h", r"grammar_cpu_ms = (\d+)"),
     "memory for compiling a form, MiB": ("cli/flags.h", r"grammar_memory_mib = (\d+)"),
     "forms that wait to be compiled": ("worker/constraint/compiler.h", r"queue = (\d+);"),
