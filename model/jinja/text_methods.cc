@@ -288,7 +288,7 @@ Value IsPrintableMethod(Heap& heap, Value self, const Bound& bound, const Args& 
 }
 
 template <bool (*is)(std::string_view)>
-Value IsOfCase(Heap& heap, Value self, const Bound&, const Args&) {
+Value IsTextOfCase(Heap& heap, Value self, const Bound&, const Args&) {
   const std::string& bytes = self.text->bytes();
   return Value(heap.Charge(bytes.size() / 16) && is(bytes));
 }
@@ -312,11 +312,11 @@ constexpr Builtin kTextMethods[] = {
     {"isascii", "", IsAsciiMethod},
     {"isdecimal", "", AllAre<IsDecimal>},
     {"isdigit", "", AllAre<IsDigit>},
-    {"islower", "", IsOfCase<IsLowerText>},
+    {"islower", "", IsTextOfCase<IsLowerText>},
     {"isnumeric", "", AllAre<IsNumeric>},
     {"isprintable", "", IsPrintableMethod},
     {"isspace", "", AllAre<IsSpace>},
-    {"isupper", "", IsOfCase<IsUpperText>},
+    {"isupper", "", IsTextOfCase<IsUpperText>},
     {"join", "iterable", JoinMethod},
     {"ljust", "width fillchar=", AlignedMethod<Align::kLeft>},
     {"lower", "", Mapped<Lowered>},

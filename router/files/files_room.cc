@@ -182,8 +182,9 @@ StoredBatch FilesRoom::WithCounts(const StoredBatch& batch) const {
 // --- Work --------------------------------------------------------------------
 
 std::int64_t FilesRoom::Step() {
+  if (stopped_) return kLongestRestNs;
   ExpireOld();
-  if (!stopped_) StartWorks();
+  StartWorks();
   const std::int64_t now_ns = parts_.clock->NowNs();
   std::int64_t due_ns = now_ns + kLongestRestNs;
   for (auto at = works_.begin(); at != works_.end();) {
@@ -338,6 +339,7 @@ void FilesRoom::Stop() {
     if (!synced.ok()) parts_.log->Warning("batch cannot be synced", {{"reason", synced}});
   }
   works_.clear();
+  retry_ns_.clear();
 }
 
 }  // namespace flotilla::router

@@ -46,6 +46,8 @@ namespace {
 constexpr char kJson[] = "application/json";
 // An upload passes on what has come when it is this much, so the disk has few, large writes.
 constexpr std::size_t kPieceBytes = 64 << 10;
+// Of what creates a batch. Its metadata take 108 KiB at most, however they are written.
+constexpr std::size_t kMaxOrderBytes = 128 << 10;
 // What the downloads of one I/O thread hold in memory, and each of them: the piece that is read and
 // the one that is being sent.
 constexpr std::size_t kContentBytes = 16u << 20, kDownloadBytes = 2 * kPieceBytes;
@@ -329,15 +331,30 @@ FilesApi::Reply FilesApi::GetContent(HttpRequest& request, const std::string& id
 }
 
 FilesApi::Reply FilesApi::CreateBatch(HttpRequest& request, const std::string&, HttpReply& reply) {
-  return Ask(reply,
-             [tenant = request.tenant,
-              body = std::move(request.body)](FilesRoom& room) -> absl::StatusOr<std::string> {
-               absl::StatusOr<BatchOrder> order = ParseBatchOrder(body);
-               if (!order.ok()) return order.status();
-               const absl::StatusOr<StoredBatch> batch = room.AddBatch(tenant, *std::move(order));
-               if (!batch.ok()) return batch.status();
-               return BatchJson(*batch);
-             });
+  if (service_ == nullptr) {
+    SendError(Disabled(), reply);
+    return nullptr;
+  }
+  // It is read here, so that nothing but its values waits for the thread of files.
+  const auto order = OrNoMemory([&]() -> absl::StatusOr<BatchOrder> {
+    if (request.body.size() > kMaxOrderBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("the body has ", request.body.size(),
+                                                     " bytes, and that of a batch may have ",
+                                                     kMaxOrderBytes));
+    }
+    return ParseBatchOrder(request.body);
+  });
+  if (!order.ok()) {
+    SendError(order.status(), reply);
+    return nullptr;
+  }
+  return Ask(
+      reply,
+      [tenant = request.tenant, order = *order](FilesRoom& room) -> absl::StatusOr<std::string> {
+        const absl::StatusOr<StoredBatch> batch = room.AddBatch(tenant, order);
+        if (!batch.ok()) return batch.status();
+        return BatchJson(*batch);
+      });
 }
 
 FilesApi::Reply FilesApi::ListBatches(HttpRequest& request, const std::string&, HttpReply& reply) {

@@ -60,8 +60,8 @@ struct CoreOptions {
   // The most tokens that a decode may draft ahead, where the executor can draft. 0: none.
   // The scheduler chooses the depth that pays. Never changes an answer.
   std::uint32_t max_draft_tokens = 8;
-  // The most bytes of constraints in one plan, which is a message to the workers: sequences with
-  // constraints that would make it longer open in later plans. One constraint always fits.
+  // The most bytes of constraints and of DRY's breakers in one plan, which is a message to the
+  // workers: sequences that would make it longer open in later plans. Those of one always fit.
   std::size_t max_constraint_bytes = 4u << 20;
 };
 

@@ -441,8 +441,15 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   return std::nullopt;
 }
 
+std::size_t StepPlanner::BytesInPlan(const SamplingParams& sampling) {
+  const DryBreakers& breakers = sampling.dry_breakers;
+  std::size_t tokens = breakers.heads.size() + breakers.tail_of.size();
+  for (const std::vector<TokenId>& tail : breakers.tails) tokens += tail.size();
+  return sampling.constraint.text.size() + tokens * sizeof(TokenId);
+}
+
 bool StepPlanner::HasRoomForConstraint(const Request& request) const {
-  const std::size_t bytes = request.sampling.constraint.text.size();
+  const std::size_t bytes = BytesInPlan(request.sampling);
   return bytes == 0 || constraint_bytes_ == 0 ||
          constraint_bytes_ + bytes <= state_.options.max_constraint_bytes;
 }
@@ -451,7 +458,7 @@ void StepPlanner::ScheduleOpen(const PendingOpen& open) {
   const Sequence& sequence = state_.sequences[open.index];
   const Request& request = state_.RequestOf(sequence);
   if (!sequence.fork.parent.has_value()) {
-    constraint_bytes_ += request.sampling.constraint.text.size();
+    constraint_bytes_ += BytesInPlan(request.sampling);
   }
   const std::uint64_t takes = OpenNeeds(open);
   Take(request, takes);

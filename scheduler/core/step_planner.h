@@ -105,8 +105,9 @@ class StepPlanner {
   // The blocks that it takes to open a sequence in this way and run its rows.
   std::uint64_t OpenNeeds(const PendingOpen& open) const;
   void ScheduleOpen(const PendingOpen& open);
-  // Whether the plan, which carries the constraint of a sequence that does not fork, has room for
-  // it.
+  // Bytes that a sequence's constraint and its breakers of DRY take in the plan that opens it.
+  static std::size_t BytesInPlan(const SamplingParams& sampling);
+  // Whether the plan has room for those of a sequence that does not fork.
   bool HasRoomForConstraint(const Request& request) const;
   // A waiting request that may be admitted now, with what the prefix cache has of it.
   struct Admission {

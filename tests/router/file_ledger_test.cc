@@ -21,7 +21,7 @@ using ::testing::IsEmpty;
 
 constexpr std::int64_t kDay = 86'400;
 
-std::string Text(const FileLedger& ledger) {
+std::string TextOf(const FileLedger& ledger) {
   std::string text;
   for (const LedgerRecord& record : ledger.Snapshot()) text += JournalLine(record);
   return text;
@@ -145,7 +145,7 @@ TEST_F(FileLedgerTest, ABatchKeepsItsInputAndLeavesFiles) {
   EXPECT_TRUE(absl::IsInvalidArgument(Order("a", "b1-out", "b2")));  // an output is no input
   // What is over is forgotten with its output.
   ASSERT_TRUE(ledger_.Apply(*ledger_.Expire(3000 + 31 * kDay)).ok());
-  EXPECT_EQ(Text(ledger_), "");
+  EXPECT_EQ(TextOf(ledger_), "");
 }
 
 TEST_F(FileLedgerTest, TheOldestBatchThatIsOverMakesRoom) {
@@ -172,13 +172,13 @@ TEST_F(FileLedgerTest, OnlyWhatRunsCanBeCancelled) {
 TEST_F(FileLedgerTest, ARecordThatDoesNotFitChangesNothing) {
   ASSERT_TRUE(Add("a", "f1", 10).ok());
   ASSERT_TRUE(Order("a", "f1", "b1").ok());
-  const std::string before = Text(ledger_);
+  const std::string before = TextOf(ledger_);
   LedgerRecord completed = ledger_.Advance("b1", BatchStatus::kCompleted, 1);  // never in progress
   LedgerRecord twice = *ledger_.AddFile({.id = "f1", .tenant = "a"});
   LedgerRecord unknown{.files = {}, .batch = std::nullopt, .removed = {"f9"}};
   for (const LedgerRecord& record : {completed, twice, unknown}) {
     EXPECT_TRUE(absl::IsDataLoss(ledger_.Apply(record)));
-    EXPECT_EQ(Text(ledger_), before);
+    EXPECT_EQ(TextOf(ledger_), before);
   }
 }
 
@@ -216,7 +216,7 @@ class Life {
     if (!record.ok()) return;
     journal_ += JournalLine(*record);
     ASSERT_TRUE(ledger_.Apply(*std::move(record)).ok());
-    states_[journal_.size()] = Text(ledger_);
+    states_[journal_.size()] = TextOf(ledger_);
   }
   void Change() {
     switch (random_() % 8) {
@@ -301,11 +301,11 @@ TEST(FileJournalTest, AProcessThatDiesAtAnyByteFindsWhatWasWhole) {
       ASSERT_TRUE(whole.ok()) << whole.status();
       const auto state = --life.states().upper_bound(bytes);
       ASSERT_EQ(*whole, state->first);
-      ASSERT_EQ(Text(ledger), state->second);
+      ASSERT_EQ(TextOf(ledger), state->second);
       // A journal that is written anew says the same.
       FileLedger again(Life::Limits());
-      ASSERT_TRUE(ReplayJournal(Text(ledger), again).ok());
-      ASSERT_EQ(Text(again), state->second);
+      ASSERT_TRUE(ReplayJournal(TextOf(ledger), again).ok());
+      ASSERT_EQ(TextOf(again), state->second);
     }
   }
 }

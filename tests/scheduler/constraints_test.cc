@@ -131,8 +131,8 @@ TokenizedRequest ConstrainedBeams(std::uint64_t id, std::uint32_t beams, std::ui
 // Of a beam search that was late, only the beam whose mask was late runs again.
 TEST(Constraints, LateBeamsRunAgainAndTheOthersWaitForThem) {
   for (const std::uint32_t lag : {1u, 2u, 3u}) {
-    CoreHarness prompt({}, Group(lag));
-    CoreHarness late({}, Group(lag));
+    CoreHarness prompt({}, ConstraintsGroup(lag));
+    CoreHarness late({}, ConstraintsGroup(lag));
     late.mask_of = [times = std::map<std::pair<std::uint32_t, std::uint32_t>, int>()](
                        const worker::BatchItem& item) mutable -> std::optional<std::string> {
       const bool chosen = (item.output_index + item.index.value()) % 2 == 0;
@@ -153,7 +153,7 @@ TEST(Constraints, LateBeamsRunAgainAndTheOthersWaitForThem) {
 }
 
 TEST(Constraints, ARefusalOfOneBeamEndsTheSearch) {
-  CoreHarness harness({}, Group(1));
+  CoreHarness harness({}, ConstraintsGroup(1));
   harness.mask_of = [](const worker::BatchItem& item) -> std::optional<std::string> {
     if (item.output_index == 2 && item.index.value() == 1) return "the grammar is too hard";
     return std::nullopt;
@@ -167,7 +167,7 @@ TEST(Constraints, ARefusalOfOneBeamEndsTheSearch) {
 
 // A grammar may have one answer where three are asked for. An empty one must not look complete.
 TEST(Constraints, AnswersThatTheGrammarDoesNotHaveAreEmpty) {
-  CoreHarness harness({}, Group(1));
+  CoreHarness harness({}, ConstraintsGroup(1));
   harness.most_candidates = 1;
   harness.core.Submit(0, ConstrainedBeams(1, 3, 12));
   harness.RunAll();
@@ -185,7 +185,7 @@ TEST(Constraints, AnswersThatTheGrammarDoesNotHaveAreEmpty) {
 
 // A plan is a message to the workers, so long constraints come a few at a time.
 TEST(Constraints, APlanCarriesABoundedNumberOfBytesOfThem) {
-  ExecutorDescription group = Group(1);
+  ExecutorDescription group = ConstraintsGroup(1);
   group.max_sequences = 256;
   group.max_step_tokens = 2048;
   group.block_count = 4096;
@@ -216,7 +216,7 @@ TEST(Constraints, APlanCarriesABoundedNumberOfBytesOfThem) {
 
 // A client may try again, which differs from a grammar that will never do.
 TEST(Constraints, NoRoomForAConstraintIsAnOverload) {
-  CoreHarness harness({}, Group(1));
+  CoreHarness harness({}, ConstraintsGroup(1));
   harness.no_room = true;
   harness.mask_of = [](const worker::BatchItem&) { return std::optional<std::string>("full"); };
   harness.core.Submit(0, Constrained(1, 40, 50));

@@ -17,11 +17,12 @@ constexpr absl::Duration kPause = absl::Milliseconds(20);
 // the thread is still busy with a slow grammar.
 constexpr absl::Duration kDraftPatience = absl::Milliseconds(1);
 
-// Whether the batch has nothing but tokens of constrained answers.
+// Whether the batch has tokens of constrained answers, and nothing else.
 bool HasOnlyConstrainedTokens(const Batch& batch) {
-  return std::all_of(batch.items.begin(), batch.items.end(), [](const BatchItem& item) {
-    return item.is_constrained() && item.row_count == 1 + item.drafts;
-  });
+  return !batch.items.empty() &&
+         std::all_of(batch.items.begin(), batch.items.end(), [](const BatchItem& item) {
+           return item.is_constrained() && item.row_count == 1 + item.drafts;
+         });
 }
 
 RowMask Refused(const absl::Status& why) {

@@ -308,7 +308,7 @@ bool Takes(const NumberField& field, double value) {
   return (field.above_low ? value > field.low : value >= field.low) && value <= field.high;
 }
 
-bool IsNumber(const Parameter& row) {
+bool IsNumberRow(const Parameter& row) {
   return std::holds_alternative<Parameter::Member<std::optional<double>>>(row.asked) ||
          std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
 }
@@ -375,7 +375,7 @@ TEST_F(FrontendsTest, EveryNumberOverHttpIsServedOrRefusedByName) {
   const EngineDescription engine = *engine_.Describe();
   std::vector<NumberField> fields;
   for (const Parameter& row : kParameters) {
-    if (!IsNumber(row) || !row.exceptions.http) continue;
+    if (!IsNumberRow(row) || !row.exceptions.http) continue;
     NumberField& field = fields.emplace_back(FieldOf(row, engine));
     field.before = absl::StrCat(row.name == "max_tokens" ? "" : R"("max_tokens":16,)",
                                 row.modes == Modes::kBeams ? R"("use_beam_search":true,)" : "",
@@ -474,7 +474,7 @@ TEST_F(FrontendsTest, EveryNumberOverGrpcIsServedOrRefusedByName) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   int set = 0;
   for (const Parameter& row : kParameters) {
-    if (!IsNumber(row) || row.grpc.empty()) continue;
+    if (!IsNumberRow(row) || row.grpc.empty()) continue;
     const NumberField field = FieldOf(row, engine);
     for (const double value :
          {field.low - 1, field.low, field.high, field.high + 1, 0.0, -1.0, 2147483647.0,

@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::TinyModelOptions;
 
-const uint32_t kVocabulary = TinyModelOptions{}.vocab;
+const uint32_t kDecoderVocab = TinyModelOptions{}.vocab;
 constexpr uint64_t kSeed = 3;  // of the deferred backend's delays
 
 struct DecoderModel {
@@ -149,8 +149,8 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
 
 // Runs `s` beside others that decode, prefill and start at odd times.
 std::vector<std::vector<float>> RunAmongNeighbours(Machine& machine, const Sequence& s) {
-  Sequence run = s, a = MakeSequence(200, kVocabulary, 3, 30),
-           b = MakeSequence(250, kVocabulary, 4, 60);
+  Sequence run = s, a = MakeSequence(200, kDecoderVocab, 3, 30),
+           b = MakeSequence(250, kDecoderVocab, 4, 60);
   Step(machine, {&a}, {150});
   std::mt19937_64 random(5);
   while (run.length < run.tokens.size()) {
@@ -167,7 +167,7 @@ TEST(DecoderTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
   for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
     for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
       Machine first(*model.file, model.spec, recipe, format, kernels::Isa::kReference, 1);
-      const Sequence s = MakeSequence(300, kVocabulary, 11, 1);
+      const Sequence s = MakeSequence(300, kDecoderVocab, 11, 1);
       const auto expected = RunAlone(first, s, 300);
       for (kernels::Isa isa : kernels::DetectIsas()) {
         // The others are compared with the slow twin. It runs in one way only.
@@ -189,7 +189,7 @@ TEST(DecoderTest, BitsDoNotDependOnChunksNeighboursThreadsOrInstructions) {
 }
 
 void ExpectTheSameBitsOfBackends(const DecoderModel& model) {
-  const Sequence s = MakeSequence(90, kVocabulary, 12, 1);
+  const Sequence s = MakeSequence(90, kDecoderVocab, 12, 1);
   for (Recipe recipe : {Recipe::kFp32, Recipe::kAccurate}) {
     for (kernels::KvFormat format : {kernels::KvFormat::kF32, kernels::KvFormat::kBf16}) {
       const std::string what = absl::StrCat(std::string(RecipeName(recipe)), ", KV type ",
