@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "router/files/file_io.h"
 #include "router/files/line_reader.h"
 
 namespace flotilla::router {
@@ -18,27 +19,6 @@ namespace {
 
 // The most bytes of a line of the output. The longest answer that a request can have is shorter.
 constexpr std::size_t kMaxAnswerBytes = std::size_t{1} << 30;
-
-absl::Status ErrnoError(std::string_view what, const std::string& path) {
-  return absl::UnavailableError(
-      absl::StrCat(std::string(what), " ", path, ": ", std::strerror(errno)));
-}
-
-bool IsRegular(int fd) {
-  struct stat stat {};
-  return fstat(fd, &stat) == 0 && S_ISREG(stat.st_mode);
-}
-
-// Writes all of `text`. False: errno says why not.
-bool WriteAll(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return true;
-}
 
 }  // namespace
 

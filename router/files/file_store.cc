@@ -16,6 +16,7 @@
 
 #include "common/types/text.h"
 #include "router/batch/file_journal.h"
+#include "router/files/file_io.h"
 
 namespace flotilla::router {
 namespace {
@@ -26,16 +27,6 @@ constexpr std::uint64_t kJournalSlack = 1 << 20;
 constexpr std::string_view kFilePrefix = "file-";
 
 // False: errno says why not.
-bool WriteAll(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return true;
-}
-
 bool ReadAll(int fd, std::string& text) {
   std::array<char, 64 << 10> chunk;
   while (true) {

@@ -43,7 +43,7 @@ class IoDoor {
 
 namespace {
 
-constexpr char kJson[] = "application/json";
+constexpr char kJsonContent[] = "application/json";
 // An upload passes on what has come when it is this much, so the disk has few, large writes.
 constexpr std::size_t kPieceBytes = 64 << 10;
 // Of what creates a batch. Its metadata take 108 KiB at most, however they are written.
@@ -101,7 +101,7 @@ class FileUpload final : public HttpUpload {
     auto file = std::make_shared<absl::StatusOr<StoredFile>>(absl::UnknownError(""));
     last_ = file;
     Pass([file, reply = &reply](FileUpload& upload, const absl::Status& status) {
-      if (status.ok() && file->ok()) return reply->Send(200, kJson, FileJson(**file), {});
+      if (status.ok() && file->ok()) return reply->Send(200, kJsonContent, FileJson(**file), {});
       upload.metrics_.OnUploadRefused();
       SendError(status.ok() ? file->status() : status, *reply);
     });
@@ -262,7 +262,7 @@ FilesApi::Reply FilesApi::Ask(HttpReply& reply,
       const std::shared_ptr<PoolExchange*> waiting = self.lock();
       if (waiting == nullptr) return;
       if (!answer->ok()) return SendError(answer->status(), (*waiting)->reply());
-      (*waiting)->reply().Send(200, kJson, **std::move(answer), {});
+      (*waiting)->reply().Send(200, kJsonContent, **std::move(answer), {});
     });
   });
   return exchange;

@@ -1,0 +1,21 @@
+// What the code of files and batches asks of the operating system in more than one place. Any
+// thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace flotilla::router {
+
+// UNAVAILABLE "what path: why", with the present errno.
+absl::Status ErrnoError(std::string_view what, const std::string& path);
+
+// Whether it is a file, and no pipe or device.
+bool IsRegular(int fd);
+
+// Writes all of `text`. False: errno says why not.
+bool WriteAll(int fd, std::string_view text);
+
+}  // namespace flotilla::router
