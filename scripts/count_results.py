@@ -4,6 +4,9 @@
 With --passed FOLDER BUILD it prints the names of the binaries that ctest, in the build folder, has seen
 pass, and that have left a file without failures. The folder remembers them.
 
+With --failed FOLDER it prints what failed: a line for each case with its name, and under it the
+beginning of what the case says.
+
 `ctest.xml` lists binaries; the other files list the cases inside them (gtest
 and pytest). A failed binary whose own file is missing or shows no failure (a
 crash, a time-out) counts as one failure.
@@ -77,8 +80,40 @@ def passed_binaries(folder, build):
     return names
 
 
+def failures(folder, lines=12):
+    """What failed, as text; at most `lines` lines of each message, and 20 cases."""
+    found = []
+    named = set()
+    for path in sorted(folder.glob("*.xml"), key=lambda path: path.name == "ctest.xml"):
+        try:
+            failing = [case for case in ElementTree.parse(path).iter("testcase")
+                       if case.find("failure") is not None or case.find("error") is not None]
+        except ElementTree.ParseError:
+            named.add(path.stem)
+            found.append((path.stem, "The program ended before it had written its results."))
+            continue
+        for case in failing:
+            if path.name == "ctest.xml" and case.get("name") in named:
+                continue
+            named.add(path.stem)
+            message = case.find("failure") if case.find("failure") is not None else case.find("error")
+            said = message.get("message") or message.text or ""
+            if path.name == "ctest.xml":
+                said = "\n".join((case.findtext("system-out") or said).splitlines()[-lines:])
+            found.append((f"{case.get('classname', '')}.{case.get('name')}", said))
+    text = []
+    for name, said in found[:20]:
+        text.append(f"FAILED: {name}")
+        text += [f"    {line[:200]}" for line in said.splitlines()[:lines]]
+    if len(found) > 20:
+        text.append(f"... and {len(found) - 20} more")
+    return text
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--passed":
         print(*passed_binaries(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])))
+    elif sys.argv[1] == "--failed":
+        print(*failures(pathlib.Path(sys.argv[2])), sep="\n")
     else:
         print(*count(pathlib.Path(sys.argv[1])))

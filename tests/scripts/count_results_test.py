@@ -53,6 +53,31 @@ class CountResults(unittest.TestCase):
     def test_nothing_at_all_is_a_failure(self):
         self.assertEqual(self.count(), (0, 1))
 
+    def failures(self, **files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                (pathlib.Path(folder) / f"{name}.xml").write_text(text)
+            return count_results.failures(pathlib.Path(folder))
+
+    def test_what_failed_is_told_once_with_its_message(self):
+        bad = '<testsuites><testsuite><testcase classname="S" name="a"/><testcase classname="S" name="b">' \
+              '<failure message="1 is not 2&#10;here"/></testcase></testsuite></testsuites>'
+        self.assertEqual(self.failures(ctest=ctest(one="fail"), one=bad),
+                         ["FAILED: S.b", "    1 is not 2", "    here"])
+
+    def test_a_crash_is_told_with_the_end_of_its_output(self):
+        crashed = '<testsuite><testcase classname="one" name="one" status="fail"><failure message=""/>' \
+                  '<system-out>begin\nSegmentation fault</system-out></testcase></testsuite>'
+        self.assertEqual(self.failures(ctest=crashed, one=GTEST_GOOD),
+                         ["FAILED: one.one", "    begin", "    Segmentation fault"])
+
+    def test_many_failures_are_told_in_bounded_text(self):
+        case = '<testcase classname="S" name="b"><failure message="' + "x" * 999 + "&#10;" * 99 + '"/></testcase>'
+        told = self.failures(pytest=f"<testsuites><testsuite>{case * 30}</testsuite></testsuites>")
+        self.assertEqual(told[-1], "... and 10 more")
+        self.assertLessEqual(len(told), 20 * 13 + 1)
+        self.assertLessEqual(max(map(len, told)), 204)
+
     def passed(self, log, **files):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
