@@ -9,7 +9,7 @@
 
 namespace flotilla::cli {
 namespace {
-constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kProgressSecond = 1'000'000'000;
 }
 
 ProgressLine::ProgressLine(const Clock* clock, std::string what, std::string pieces)
@@ -18,7 +18,7 @@ ProgressLine::ProgressLine(const Clock* clock, std::string what, std::string pie
       pieces_(std::move(pieces)),
       terminal_(isatty(STDERR_FILENO) == 1),
       start_ns_(clock->NowNs()),
-      next_ns_(start_ns_ + kSecond) {}
+      next_ns_(start_ns_ + kProgressSecond) {}
 
 ProgressLine::~ProgressLine() {
   if (printed_ && terminal_) absl::FPrintF(stderr, "\n");
@@ -27,7 +27,7 @@ ProgressLine::~ProgressLine() {
 void ProgressLine::Update(std::uint64_t done, std::uint64_t total) {
   const std::int64_t now = clock_->NowNs();
   if (now < next_ns_ || done == 0) return;
-  next_ns_ = now + (terminal_ ? kSecond / 4 : 10 * kSecond);
+  next_ns_ = now + (terminal_ ? kProgressSecond / 4 : 10 * kProgressSecond);
   printed_ = true;
   const double seconds = 1e-9 * static_cast<double>(now - start_ns_);
   const double rate = static_cast<double>(done) / seconds;

@@ -125,13 +125,14 @@ void Say(const quantize::PerplexityReport& each) {
 }
 
 // What the texts of the flags have been read to.
-struct Texts {
+struct QuantizeTexts {
   std::vector<std::vector<TokenId>> calibration;
   std::vector<quantize::Evaluation> evaluations;
 };
 
-absl::StatusOr<Texts> ReadAllTexts(const QuantizeFlags& flags, const model::Checkpoint& file) {
-  Texts texts;
+absl::StatusOr<QuantizeTexts> ReadAllTexts(const QuantizeFlags& flags,
+                                           const model::Checkpoint& file) {
+  QuantizeTexts texts;
   const auto spec = model::LoadSpec(file);
   if (!spec.ok()) return spec.status();
   const auto bundle = file.ReadTokenizer();

@@ -29,7 +29,7 @@ namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kLong = absl::Hours(1);
-constexpr absl::Duration kCloseGrace = absl::Seconds(2);
+constexpr absl::Duration kRouterCloseGrace = absl::Seconds(2);
 
 router::FleetOptions MakeFleetOptions(const RoleFlags& flags, RoleProcess& process) {
   Signals& signals = process.signals;
@@ -171,7 +171,7 @@ absl::Status RunRouter(const RoleFlags& flags, const std::string& version) {
     log.Warning("requests are still running, ending them", {});
     fleet.Stop();
   }
-  frontends->Stop(kCloseGrace);
+  frontends->Stop(kRouterCloseGrace);
   discovery->reset();
   fleet.Stop();
   return absl::OkStatus();

@@ -31,7 +31,7 @@ Examples:
 Tables go to standard output, and progress goes to standard error. The same flags give the same
 numbers. docs/simulate.md explains the cost models and their limits.)";
 
-CLI::Validator Between(double low, double high) { return CLI::Range(low, high).description(""); }
+CLI::Validator InRange(double low, double high) { return CLI::Range(low, high).description(""); }
 
 std::string Names(const std::vector<std::string>& names) { return absl::StrJoin(names, ", "); }
 
@@ -46,7 +46,7 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option("--kv-tokens", f->kv_tokens,
                  "The number of token positions in the KV pool. 0 means the number of the machine.")
-      ->check(Between(0, 1 << 30))
+      ->check(InRange(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
   app.add_option(
@@ -54,19 +54,19 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
          "The window in tokens of each KV group of the model. 0 is a group that keeps every "
          "position. flotilla inspect prints the groups of a model.")
       ->delimiter(',')
-      ->check(Between(0, 1 << 24))
+      ->check(InRange(0, 1 << 24))
       ->type_name("W,W")
       ->group(group);
   app.add_option("--host-tokens", f->host_tokens,
                  "The number of token positions in host memory, for preempted requests and evicted "
                  "prefixes. [default 0]")
-      ->check(Between(0, 1 << 30))
+      ->check(InRange(0, 1 << 30))
       ->type_name("tokens")
       ->group(group);
   app.add_option(
          "--round-trip", f->round_trip_us,
          "The time that messages take from the scheduler to the worker and back. [default 0]")
-      ->check(Between(0, 1e9))
+      ->check(InRange(0, 1e9))
       ->type_name("us")
       ->group(group);
 }
@@ -74,7 +74,7 @@ void AddMachineFlags(CLI::App& app, SimulateFlags* f) {
 void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
   const char* group = "Workload";
   const auto length = [&](const char* name, double& value, const char* help, double high) {
-    app.add_option(name, value, help)->check(Between(0, high))->group(group);
+    app.add_option(name, value, help)->check(InRange(0, high))->group(group);
   };
   length("--prompt-mean", f->prompt_mean,
          "The mean prompt length, if it is not that of the preset.", 1 << 20);
@@ -92,7 +92,7 @@ void AddLengthFlags(CLI::App& app, SimulateFlags* f) {
          1e6);
   app.add_option("--max-tokens", f->max_tokens,
                  "The max_tokens of each request. An answer may be shorter. [default 1024]")
-      ->check(Between(1, 1 << 24))
+      ->check(InRange(1, 1 << 24))
       ->group(group);
   app.add_flag("--known-lengths", f->known_lengths,
                "The max_tokens of each request is the length of its answer, so the scheduler knows "
@@ -119,27 +119,27 @@ void AddWorkloadFlags(CLI::App& app, SimulateFlags* f) {
       ->check(CLI::IsMember({"poisson", "gamma", "closed"}).description(""))
       ->group(group);
   app.add_option("--rate", f->rate, "The number of arrivals per second. [default 10]")
-      ->check(Between(1e-6, 1e6))
+      ->check(InRange(1e-6, 1e6))
       ->group(group);
   app.add_option(
          "--burstiness", f->burstiness,
          "The shape of gamma gaps. 1 gives a Poisson process, and a smaller shape gives burstier "
          "arrivals. [default 1]")
-      ->check(Between(0.01, 100))
+      ->check(InRange(0.01, 100))
       ->group(group);
   app.add_option("--concurrency", f->concurrency,
                  "The number of users under --arrivals closed. Each has one request at a time. "
                  "[default 16]")
-      ->check(Between(1, 1 << 20))
+      ->check(InRange(1, 1 << 20))
       ->group(group);
   app.add_option("--think", f->think_s,
                  "The mean time that such a user waits before the next request, in seconds. "
                  "[default 0]")
-      ->check(Between(0, 1e6))
+      ->check(InRange(0, 1e6))
       ->group(group);
   const auto count = [&](const char* name, std::int64_t& value, double low, double high,
                          const char* help) {
-    app.add_option(name, value, help)->check(Between(low, high))->group(group);
+    app.add_option(name, value, help)->check(InRange(low, high))->group(group);
   };
   count("--turns", f->turns, 1, 1000,
         "The number of requests in a chat of such a user. The prompt of each begins with the "
@@ -182,13 +182,13 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
                  "One run is made for each arrival rate. The plots show TTFT, throughput and "
                  "goodput over the load; TTFT also by length of prompt, priority and tenant.")
       ->delimiter(',')
-      ->check(Between(1e-6, 1e6))
+      ->check(InRange(1e-6, 1e6))
       ->type_name("R,R")
       ->group(group);
   app.add_option("--sweep-concurrency", f->sweep_concurrency,
                  "One run is made for each number of users under --arrivals closed.")
       ->delimiter(',')
-      ->check(Between(1, 1 << 20))
+      ->check(InRange(1, 1 << 20))
       ->type_name("N,N")
       ->group(group);
   app.add_flag(
@@ -199,7 +199,7 @@ void AddComparisonFlags(CLI::App& app, SimulateFlags* f) {
   app.add_option(
          "--reserve", f->reserve,
          "The length of the longest sequence in --memory-baselines, in tokens. [default 2048]")
-      ->check(Between(1, 1 << 20))
+      ->check(InRange(1, 1 << 20))
       ->group(group);
 }
 
@@ -208,13 +208,13 @@ void AddOutputFlags(CLI::App& app, SimulateFlags* f) {
   app.add_option("--slo-ttft", f->slo_ttft_ms,
                  "A request counts for goodput if its time to first token is at most this many "
                  "milliseconds. [default 1000]")
-      ->check(Between(0, 1e9))
+      ->check(InRange(0, 1e9))
       ->type_name("ms")
       ->group(group);
   app.add_option("--slo-itl", f->slo_itl_ms,
                  "A request counts for goodput if the mean gap between its tokens is at most this "
                  "many milliseconds. [default 100]")
-      ->check(Between(0, 1e9))
+      ->check(InRange(0, 1e9))
       ->type_name("ms")
       ->group(group);
   app.add_flag("--json", f->json, "The result is printed as JSON in place of a table.")
@@ -237,11 +237,11 @@ void AddMeasureFlags(CLI::App& app, SimulateFlags* f) {
       ->group(group);
   app.add_option("--measure-seconds", f->measure_seconds,
                  "How long each of the nine measured loads runs, in seconds. [default 6]")
-      ->check(Between(0.05, 600))
+      ->check(InRange(0.05, 600))
       ->group(group);
   app.add_option("--threads", f->threads,
                  "The number of compute threads of --measure. 0 means what the CPU quota allows.")
-      ->check(Between(0, 1024))
+      ->check(InRange(0, 1024))
       ->group(group);
   app.add_option(
          "--fit", f->fit,

@@ -60,7 +60,7 @@ endif()
 
 # Sources of one target are compiled together, several at a time, so that what they include is read
 # once, and so are templates that they share. That saves a third of a clean build. Names in their
-# anonymous namespaces are therefore unique in a target. A change of one source compiles all that are
+# anonymous namespaces are therefore unique in a target (scripts/check_names.py). A change of one source compiles all that are
 # with it: -DFLOTILLA_UNITY=OFF compiles each alone. The sanitizers' presets do, so that each is known
 # to include what it needs.
 option(FLOTILLA_UNITY "Compile several sources of a target together" ON)

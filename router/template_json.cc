@@ -7,7 +7,7 @@
 namespace flotilla::router {
 namespace {
 
-constexpr std::string_view kSpaces = " \t\n\r";
+constexpr std::string_view kJsonSpaces = " \t\n\r";
 
 // The offset behind the string whose opening quote is at `at`, or the text's size.
 std::size_t BehindString(std::string_view text, std::size_t at) {
@@ -67,13 +67,13 @@ std::string_view MemberText(std::string_view object, std::string_view name) {
     const bool ends = depth == 1 && (c == ',' || c == '}');
     if (ends && begin != std::string_view::npos) {
       std::string_view value = object.substr(begin, at - begin);
-      value.remove_prefix(std::min(value.find_first_not_of(kSpaces), value.size()));
-      value = value.substr(0, value.find_last_not_of(kSpaces) + 1);
+      value.remove_prefix(std::min(value.find_first_not_of(kJsonSpaces), value.size()));
+      value = value.substr(0, value.find_last_not_of(kJsonSpaces) + 1);
       return value == "null" ? std::string_view() : value;
     }
     if (c == '"') {
       const std::size_t end = BehindString(object, at);
-      const std::size_t colon = object.find_first_not_of(kSpaces, end);
+      const std::size_t colon = object.find_first_not_of(kJsonSpaces, end);
       const bool is_name = depth == 1 && begin == std::string_view::npos &&
                            colon != std::string_view::npos && object[colon] == ':';
       // A name may be written with escapes.

@@ -42,14 +42,14 @@ void ReadCohere(DenseReader& reader, int version) {
 }
 
 template <int version>
-void Read(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+void ReadCohereVersion(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
   DenseReader reader(checkpoint, in, spec);
   ReadCohere(reader, version);
 }
 
 }  // namespace
 
-extern const Architecture kCohere = {"cohere", "command-r", Read<1>};
-extern const Architecture kCohere2 = {"cohere2", "", Read<2>};
+extern const Architecture kCohere = {"cohere", "command-r", ReadCohereVersion<1>};
+extern const Architecture kCohere2 = {"cohere2", "", ReadCohereVersion<2>};
 
 }  // namespace flotilla::model

@@ -16,8 +16,8 @@ namespace {
 enum class Generation : uint8_t { kTwo, kThree };
 
 // Bounds of accepted values, several times those of the published models.
-constexpr uint64_t kMaxRank = 4096, kMaxQueryRank = 1 << 16, kMaxDim = 512, kMaxShared = 1 << 10,
-                   kMaxWidth = 1 << 20;
+constexpr uint64_t kMaxLatentRank = 4096, kMaxQueryRank = 1 << 16, kMaxDim = 512,
+                   kMaxShared = 1 << 10, kMaxWidth = 1 << 20;
 
 // The transformers class makes the norms of latents with this, whatever rms_norm_eps is.
 constexpr float kLatentEps = 1e-6f;
@@ -29,7 +29,7 @@ void ReadLatent(DenseReader& reader) {
   LatentSpec& latent = attention.latent.emplace();
   latent.norm = {.kind = NormKind::kRms, .eps = kLatentEps};
   latent.query_rank = in.UintOrNone("attention.q_lora_rank", kMaxQueryRank);
-  latent.rank = in.Uint("attention.kv_lora_rank", 16, kMaxRank);
+  latent.rank = in.Uint("attention.kv_lora_rank", 16, kMaxLatentRank);
   in.Require(latent.rank % 16 == 0, "attention.kv_lora_rank", "is not a multiple of 16");
   const std::string_view rope = reader.hf() ? "attention.rope_length" : "rope.dimension_count";
   latent.rope_dim = in.Uint(rope, 16, kMaxDim);

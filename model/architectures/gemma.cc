@@ -69,15 +69,15 @@ void ReadGemma(DenseReader& reader, int version) {
 }
 
 template <int version>
-void Read(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
+void ReadGemmaVersion(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec& spec) {
   DenseReader reader(checkpoint, in, spec);
   ReadGemma(reader, version);
 }
 
 }  // namespace
 
-extern const Architecture kGemma = {"gemma", "", Read<1>};
-extern const Architecture kGemma2 = {"gemma2", "", Read<2>};
-extern const Architecture kGemma3 = {"gemma3", "gemma3_text", Read<3>};
+extern const Architecture kGemma = {"gemma", "", ReadGemmaVersion<1>};
+extern const Architecture kGemma2 = {"gemma2", "", ReadGemmaVersion<2>};
+extern const Architecture kGemma3 = {"gemma3", "gemma3_text", ReadGemmaVersion<3>};
 
 }  // namespace flotilla::model

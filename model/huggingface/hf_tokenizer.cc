@@ -23,7 +23,7 @@ std::string_view Text(const Json& value) { return JsonText(value); }
 bool Flag(const Json& part, const char* name, bool fallback) {
   return JsonFlag(part, name, fallback);
 }
-std::string Quote(std::string_view text) { return Quoted(text); }
+std::string QuotedPart(std::string_view text) { return Quoted(text); }
 
 // Makes `count` one more than an id, if it is less.
 void Cover(const Json& id, uint64_t& count) {
@@ -90,7 +90,7 @@ std::string Describe(const Json& part) {
     const std::string_view pattern = Text(At(At(part, "pattern"), "Regex"));
     if (pattern == kLlama3) return "Llama 3";
     if (pattern == kQwen2) return "Qwen 2";
-    return Cat("Split by ", Quote(pattern));
+    return Cat("Split by ", QuotedPart(pattern));
   }
   return std::string(type.empty() ? "none" : type);
 }
@@ -224,9 +224,9 @@ class Reader {
       return;
     }
     if (type_ == "Unigram") return;
-    if (type_ != "BPE") return Unknown("the model", Quote(type_));
+    if (type_ != "BPE") return Unknown("the model", QuotedPart(type_));
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-      if (!Text(At(model_, name)).empty()) Unknown(name, Quote(Text(At(model_, name))));
+      if (!Text(At(model_, name)).empty()) Unknown(name, QuotedPart(Text(At(model_, name))));
     }
     if (byte_level_ && Flag(model_, "byte_fallback", false)) Unknown("byte_fallback", "true");
     if (byte_level_) return;
@@ -327,12 +327,12 @@ class Reader {
     const uint64_t count = bundle_.tokens.size();
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= count) {
       return Fail(
-          InvalidArgument("tokenizer.json: token ", Quote(text), " has no id below ", count));
+          InvalidArgument("tokenizer.json: token ", QuotedPart(text), " has no id below ", count));
     }
     const auto at = id.get<uint64_t>();
     if (placed_[at] && bundle_.tokens[at] != text) {
       return Fail(InvalidArgument("tokenizer.json: two tokens have the id ", at, ": ",
-                                  Quote(bundle_.tokens[at]), " and ", Quote(text)));
+                                  QuotedPart(bundle_.tokens[at]), " and ", QuotedPart(text)));
     }
     placed_[at] = true;
     bundle_.tokens[at] = text;
@@ -436,7 +436,7 @@ class Reader {
   TokenId Find(std::string_view text) {
     const auto found = std::ranges::find(bundle_.tokens, text);
     if (found != bundle_.tokens.end()) return static_cast<TokenId>(found - bundle_.tokens.begin());
-    Fail(InvalidArgument("tokenizer_config.json: ", Quote(text), " is not in the vocabulary"));
+    Fail(InvalidArgument("tokenizer_config.json: ", QuotedPart(text), " is not in the vocabulary"));
     return -1;
   }
 
@@ -503,7 +503,7 @@ class Reader {
     if (bundle_.chat_template.has_value() || bundle_.more_templates.empty()) return;
     std::string names;
     for (const NamedTemplate& named : bundle_.more_templates) {
-      names += Cat(names.empty() ? "" : ", ", Quote(named.name));
+      names += Cat(names.empty() ? "" : ", ", QuotedPart(named.name));
     }
     Fail(Unimplemented("tokenizer_config.json, additional_chat_templates: of the chat templates ",
                        names, " none is called 'default'"));

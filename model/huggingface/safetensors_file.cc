@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 constexpr size_t kMaxNameBytes = 255;
 constexpr size_t kMaxTensors = 1 << 18;  // several times those of the largest published model
-constexpr size_t kMaxRank = 4;
+constexpr size_t kMaxDims = 4;
 constexpr size_t kLengthBytes = 8;
 
 std::string QuotedName(std::string_view text) {
@@ -31,24 +31,25 @@ std::string QuotedName(std::string_view text) {
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, kShown))), "'");
 }
 
-constexpr std::pair<std::string_view, GgmlType> kTypes[] = {{"F32", GgmlType::kF32},
-                                                            {"F16", GgmlType::kF16},
-                                                            {"BF16", GgmlType::kBF16},
-                                                            {"F64", GgmlType::kF64},
-                                                            {"I8", GgmlType::kI8},
-                                                            {"I16", GgmlType::kI16},
-                                                            {"I32", GgmlType::kI32},
-                                                            {"I64", GgmlType::kI64},
-                                                            {"U8", GgmlType::kU8},
-                                                            {"F8_E4M3", GgmlType::kF8_E4M3},
-                                                            {"F8_E8M0", GgmlType::kF8_E8M0},
-                                                            // Masks, which no model takes.
-                                                            {"BOOL", GgmlType::kU8}};
+constexpr std::pair<std::string_view, GgmlType> kSafetensorsTypes[] = {
+    {"F32", GgmlType::kF32},
+    {"F16", GgmlType::kF16},
+    {"BF16", GgmlType::kBF16},
+    {"F64", GgmlType::kF64},
+    {"I8", GgmlType::kI8},
+    {"I16", GgmlType::kI16},
+    {"I32", GgmlType::kI32},
+    {"I64", GgmlType::kI64},
+    {"U8", GgmlType::kU8},
+    {"F8_E4M3", GgmlType::kF8_E4M3},
+    {"F8_E8M0", GgmlType::kF8_E8M0},
+    // Masks, which no model takes.
+    {"BOOL", GgmlType::kU8}};
 
 std::optional<GgmlType> TypeNamed(std::string_view dtype) {
   const auto found =
-      std::ranges::find(kTypes, dtype, &std::pair<std::string_view, GgmlType>::first);
-  return found == std::end(kTypes) ? std::nullopt : std::optional(found->second);
+      std::ranges::find(kSafetensorsTypes, dtype, &std::pair<std::string_view, GgmlType>::first);
+  return found == std::end(kSafetensorsTypes) ? std::nullopt : std::optional(found->second);
 }
 
 // A tensor as the header describes it.
@@ -116,7 +117,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
   bool number_unsigned(uint64_t value) override {
     if (list_ == nullptr) return Fail("a number out of place");
-    if (list_->size() >= kMaxRank) return Fail(Cat("more than ", kMaxRank, " numbers in a list"));
+    if (list_->size() >= kMaxDims) return Fail(Cat("more than ", kMaxDims, " numbers in a list"));
     list_->push_back(value);
     return true;
   }
@@ -254,8 +255,8 @@ void SafetensorsFile::ReleasePages() const {
 
 std::string_view SafetensorsTypeName(GgmlType type) {
   const auto* const found =
-      std::ranges::find(kTypes, type, &std::pair<std::string_view, GgmlType>::second);
-  return found == std::end(kTypes) ? std::string_view() : found->first;
+      std::ranges::find(kSafetensorsTypes, type, &std::pair<std::string_view, GgmlType>::second);
+  return found == std::end(kSafetensorsTypes) ? std::string_view() : found->first;
 }
 
 }  // namespace flotilla::model

@@ -15,7 +15,7 @@
 namespace flotilla::model {
 namespace {
 
-absl::Status Failed(std::string_view what, const std::string& path) {
+absl::Status WriteFailed(std::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(errno, Cat("cannot ", what, " ", path));
 }
 
@@ -24,7 +24,7 @@ absl::Status WriteAll(int file, const std::string& path, std::span<const std::by
     constexpr size_t kMost = 1 << 30;
     const ssize_t written = write(file, bytes.data(), std::min(bytes.size(), kMost));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return Failed("write", path);
+    if (written < 0) return WriteFailed("write", path);
     bytes = bytes.subspan(static_cast<size_t>(written));
   }
   return absl::OkStatus();
@@ -38,7 +38,7 @@ absl::Status WriteContent(int file, const std::string& path, std::string_view he
   for (const SafetensorsEntry& entry : entries) {
     if (status.ok()) status = WriteAll(file, path, entry.data);
   }
-  if (status.ok() && fsync(file) != 0) status = Failed("write", path);
+  if (status.ok() && fsync(file) != 0) status = WriteFailed("write", path);
   return status;
 }
 
@@ -69,11 +69,11 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const Safetenso
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the data are aligned to 8 bytes
   const std::string unfinished = path + ".unfinished";
   const int file = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) return Failed("create", unfinished);
+  if (file < 0) return WriteFailed("create", unfinished);
   absl::Status status = WriteContent(file, unfinished, text, entries);
   close(file);
   if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) {
-    status = Failed("rename", unfinished);
+    status = WriteFailed("rename", unfinished);
   }
   if (!status.ok()) unlink(unfinished.c_str());
   return status;

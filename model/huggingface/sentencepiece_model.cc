@@ -87,7 +87,7 @@ class Fields {
 
 // The numbers of a model that matter here, as the trainer and the normalizer of SentencePiece
 // default them.
-struct Settings {
+struct SentencePieceSettings {
   uint64_t model_type = 1;
   bool space_behind = false;
   int32_t bos = 1, eos = 2;
@@ -217,7 +217,7 @@ class PieceReader {
   }
 
   TokenizerBundle bundle_;
-  Settings settings_;
+  SentencePieceSettings settings_;
   bool bad_ = false;
 };
 

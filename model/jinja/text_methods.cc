@@ -8,7 +8,7 @@
 namespace flotilla::jinja {
 namespace {
 
-const Text kEmpty;
+const Text kEmptyText;
 
 Value Part(Heap& heap, const Text& text, size_t begin, size_t end) {
   Text part;
@@ -60,7 +60,7 @@ size_t FindLastText(std::string_view text, std::string_view wanted) {
 // find, rfind, index and rindex.
 template <bool last, bool must_be_there>
 Value Find(Heap& heap, Value self, const Bound& bound, const Args&) {
-  const std::string& wanted = bound.text(heap, 0, kEmpty).bytes();
+  const std::string& wanted = bound.text(heap, 0, kEmptyText).bytes();
   if (!heap.Charge((self.text->bytes().size() + wanted.size()) / 8)) return {};
   const Window window = WindowOf(heap, *self.text, bound, 1);
   const size_t at = window.empty ? std::string_view::npos
@@ -74,7 +74,7 @@ Value Find(Heap& heap, Value self, const Bound& bound, const Args&) {
 }
 
 Value Count(Heap& heap, Value self, const Bound& bound, const Args&) {
-  const std::string& wanted = bound.text(heap, 0, kEmpty).bytes();
+  const std::string& wanted = bound.text(heap, 0, kEmptyText).bytes();
   const Window window = WindowOf(heap, *self.text, bound, 1);
   if (!heap.ChargeBytes(window.bytes.size()) || window.empty) return Value(int64_t{0});
   if (wanted.empty()) {  // it is found around each character
@@ -108,7 +108,7 @@ Value HasAffix(Heap& heap, Value self, const Bound& bound, const Args&) {
 template <bool start>
 Value WithoutAffix(Heap& heap, Value self, const Bound& bound, const Args&) {
   const std::string_view bytes = self.text->bytes();
-  const std::string& affix = bound.text(heap, 0, kEmpty).bytes();
+  const std::string& affix = bound.text(heap, 0, kEmptyText).bytes();
   if (affix.size() <= bytes.size() && !heap.ChargeBytes(affix.size())) return {};
   const bool has = start ? bytes.starts_with(affix) : bytes.ends_with(affix);
   if (!has) return self;
@@ -175,7 +175,7 @@ Value Split(Heap& heap, Value self, const Bound& bound, const Args&) {
   if (!bound.has(0) || bound[0].is(Type::kNone)) {
     return SplitAtSpace(heap, *self.text, limit, from_right);
   }
-  const std::string& separator = bound.text(heap, 0, kEmpty).bytes();
+  const std::string& separator = bound.text(heap, 0, kEmptyText).bytes();
   if (separator.empty()) return heap.Fail("empty separator");
   const std::string& bytes = self.text->bytes();
   if (!heap.ChargeBytes(bytes.size() + separator.size())) return {};
@@ -196,14 +196,14 @@ Value Split(Heap& heap, Value self, const Bound& bound, const Args&) {
 // partition and rpartition: what is before the separator, the separator, and what is after it.
 template <bool last>
 Value Partition(Heap& heap, Value self, const Bound& bound, const Args&) {
-  const Text& separator = bound.text(heap, 0, kEmpty);
+  const Text& separator = bound.text(heap, 0, kEmptyText);
   if (separator.bytes().empty()) return heap.Fail("empty separator");
   const std::string& bytes = self.text->bytes();
   if (!heap.ChargeBytes(2 * (bytes.size() + separator.bytes().size()))) return {};
   const size_t at =
       last ? FindLastText(bytes, separator.bytes()) : FindText(bytes, separator.bytes());
   if (at == std::string::npos) {
-    const Value none = heap.NewText(kEmpty);
+    const Value none = heap.NewText(kEmptyText);
     return heap.NewList(last ? std::vector{none, none, self} : std::vector{self, none, none},
                         /*tuple=*/true);
   }
@@ -220,11 +220,11 @@ Value SplitLinesMethod(Heap& heap, Value self, const Bound& bound, const Args&) 
 template <bool left, bool right>
 Value StripMethod(Heap& heap, Value self, const Bound& bound, const Args&) {
   const bool chosen = bound.has(0) && !bound[0].is(Type::kNone);
-  return Strip(heap, *self.text, chosen ? &bound.text(heap, 0, kEmpty) : nullptr, left, right);
+  return Strip(heap, *self.text, chosen ? &bound.text(heap, 0, kEmptyText) : nullptr, left, right);
 }
 
 Value ReplaceMethod(Heap& heap, Value self, const Bound& bound, const Args&) {
-  return Replace(heap, *self.text, bound.text(heap, 0, kEmpty), bound.text(heap, 1, kEmpty),
+  return Replace(heap, *self.text, bound.text(heap, 0, kEmptyText), bound.text(heap, 1, kEmptyText),
                  bound.integer(heap, 2, -1));
 }
 

@@ -169,7 +169,7 @@ void Nmt(uint32_t c, std::string& out) {
   Append(space ? ' ' : c, out);
 }
 
-bool Strip(const TextStep& step, std::string& text) {
+bool StripSpaces(const TextStep& step, std::string& text) {
   size_t begin = 0, end = text.size();
   while (step.has(TextStep::kLeft) && begin < end) {
     const Utf8Part part = ReadUtf8(text, begin);
@@ -341,7 +341,7 @@ absl::Status Normalizer::Step::Apply(std::string& text, size_t most, bool& keeps
     case Kind::kReplace:
       return Replace(text, most, keeps_begin);
     case Kind::kStrip:
-      keeps_begin = Strip(step, text);
+      keeps_begin = StripSpaces(step, text);
       break;
     default:
       break;

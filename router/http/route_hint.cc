@@ -8,7 +8,7 @@
 namespace flotilla::router {
 namespace {
 
-constexpr std::size_t kReadBytes = 200;
+constexpr std::size_t kHintBytes = 200;
 constexpr std::size_t kTypos = 3;
 
 // The path without versions in front of it and without superfluous slashes:
@@ -42,7 +42,7 @@ bool IsOneOf(std::string_view asked, std::string_view path) {
 }  // namespace
 
 std::string_view NearestPath(std::string_view asked, std::span<const std::string_view> paths) {
-  const std::string bare = Bare(asked.substr(0, kReadBytes));
+  const std::string bare = Bare(asked.substr(0, kHintBytes));
   if (bare.empty()) return {};
   for (std::string_view path : paths) {
     if (IsOneOf(bare, Bare(path))) return path;

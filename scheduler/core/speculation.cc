@@ -16,7 +16,7 @@ constexpr std::int64_t kCostWeight = 4;
 constexpr std::int64_t kOthersWeight = 5;
 // A step that took longer than this many times the expected time counts as that many times.
 // The limit for the first steps of a number of rows is wider, because little is known.
-constexpr std::int64_t kOutlier = 2;
+constexpr std::int64_t kKnownOutlier = 2;
 constexpr std::int64_t kFirstOutlier = 16;
 constexpr std::int64_t kUnit = 1 << 16;  // the unit of relative moves
 // A draft token moves the estimated chance an eighth of the way to 1 (right) or 0 (wrong). In a
@@ -105,7 +105,7 @@ void StepCosts::Observe(const StepTimings& step) {
   const std::uint64_t times = own(at) ? points_[at].seen : points_[at + 1].seen;
   const bool known = times >= kCostWeight;
   const std::int64_t weight = known ? kCostWeight : static_cast<std::int64_t>(times) + 1;
-  const std::int64_t most = expected * (known ? kOutlier : kFirstOutlier);
+  const std::int64_t most = expected * (known ? kKnownOutlier : kFirstOutlier);
   const std::int64_t off = (std::min(seen, most) - expected) * kUnit / expected;
   ++steps_;
   for (std::size_t i = 0; i < kRows.size(); ++i) {

@@ -8,7 +8,7 @@
 namespace flotilla::scheduler {
 namespace {
 
-constexpr std::size_t kParts = OutputForecast::kParts;
+constexpr std::size_t kOutputParts = OutputForecast::kParts;
 
 // What a sequence of `known` tokens takes that computes `tokens` of them and then makes `outputs`.
 ForecastWork::Part PartOf(const CoreState& state, std::uint64_t tokens, std::uint64_t known,
@@ -34,9 +34,9 @@ void AddRunningWork(const CoreState& state, const Request& request, ForecastQueu
     const auto& parts = sequence.forecast.parts;
     const std::size_t passed = std::min<std::size_t>(
         std::upper_bound(parts.begin(), parts.end(), state.OutputTokens(sequence)) - parts.begin(),
-        kParts - 1);
-    for (std::size_t i = 0; i < kParts; ++i) {
-      const std::uint32_t outputs = parts[passed + i * (kParts - passed) / kParts];
+        kOutputParts - 1);
+    for (std::size_t i = 0; i < kOutputParts; ++i) {
+      const std::uint32_t outputs = parts[passed + i * (kOutputParts - passed) / kOutputParts];
       work.parts[i] = PartOf(state, left, known, state.RemainingOf(sequence, outputs));
     }
   }
@@ -157,8 +157,8 @@ void AddWaitingWork(const CoreState& state, const ForecastEntry& entry, Forecast
   if (all == 0) return;
   queue.mean.width = std::max<std::uint64_t>(waiting.width / all, 1);
   const std::uint64_t prompt = waiting.all.tokens / all / queue.mean.width;
-  const auto outputs = waiting.outputs.PartMeans<kParts>();
-  for (std::size_t i = 0; i < kParts; ++i) {
+  const auto outputs = waiting.outputs.PartMeans<kOutputParts>();
+  for (std::size_t i = 0; i < kOutputParts; ++i) {
     queue.mean.parts[i] = PartOf(state, prompt, prompt, outputs[i]);
   }
   queue.requests = waiting.own.requests;
@@ -214,7 +214,7 @@ ForecastEntry CoreState::EntryOf(const TokenizedRequest& request) const {
   entry.request.order = policy->Key(entry.request, entry.run_ns);
   entry.needs.width = request.beam ? request.beam->beams : request.sequences;
   if (!epoch.has_value()) return entry;
-  for (std::size_t i = 0; i < kParts; ++i) {
+  for (std::size_t i = 0; i < kOutputParts; ++i) {
     entry.needs.parts[i] =
         PartOf(*this, request.prompt.size(), request.prompt.size(), outputs.parts[i]);
   }

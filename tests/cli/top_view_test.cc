@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kTopSecond = 1'000'000'000;
 
 Look At(std::string address, std::string_view text, std::int64_t time_ns) {
   return {.address = std::move(address), .page = MetricsPage::Parse(text, time_ns)};
@@ -49,7 +49,7 @@ TEST(TopViewTest, ARouter) {
                           "flotilla_router_rejected_total{reason=\"queue_full\"} 3\n"
                           "flotilla_router_time_to_first_token_seconds_bucket{le=\"0.1\"} 20\n"
                           "flotilla_router_time_to_first_token_seconds_bucket{le=\"+Inf\"} 20\n",
-                      2 * kSecond);
+                      2 * kTopSecond);
   const TopView view = MakeTopView({before}, {now});
   EXPECT_THAT(view.routers, ElementsAre(RouterRow{.address = "a:1",
                                                   .ready = true,
@@ -83,7 +83,7 @@ TEST(TopViewTest, AReplica) {
                           "flotilla_kv_prefix_lookup_tokens_total 400\n"
                           "flotilla_kv_prefix_hit_tokens_total 100\n"
                           "flotilla_scheduler_step_age_seconds 12.5\n",
-                      5 * kSecond);
+                      5 * kTopSecond);
   const TopView view = MakeTopView({before}, {now});
   EXPECT_THAT(view.replicas, ElementsAre(ReplicaRow{.address = "a:1",
                                                     .model = "m",
@@ -110,7 +110,7 @@ TEST(TopViewTest, AWorker) {
                       "flotilla_worker_rows_total{phase=\"decode\"} 400\n"
                       "process_cpu_seconds_total 1.5\n"
                       "process_resident_memory_bytes 104857600\n",
-                      kSecond);
+                      kTopSecond);
   const TopView view = MakeTopView({before}, {now});
   EXPECT_THAT(view.workers, ElementsAre(WorkerRow{.address = "a:1",
                                                   .busy = 0.8,
@@ -134,7 +134,7 @@ TEST(TopViewTest, AWorkersRanksAreItsOwn) {
                         "flotilla_worker_rank_resident_memory_bytes{rank=\"1\"} 3145728\n");
   };
   const TopView view =
-      MakeTopView({At("a:1", page("10"), 0)}, {At("a:1", page("14"), 2 * kSecond)});
+      MakeTopView({At("a:1", page("10"), 0)}, {At("a:1", page("14"), 2 * kTopSecond)});
   ASSERT_THAT(view.workers, SizeIs(1));
   EXPECT_EQ(view.workers[0].cpu_cores, 2);
   EXPECT_EQ(view.workers[0].resident_bytes, 6 << 20);
@@ -192,7 +192,7 @@ TEST(TopViewTest, OneProcessMayPlayEveryRole) {
 TEST(TopViewTest, WhatIsMissingIsNamed) {
   const std::vector<Look> before = {At("a:1", kRouter, 0), At("b:1", kRouter, 0)};
   const std::vector<Look> now = {{.address = "a:1", .page = absl::UnavailableError("refused")},
-                                 At("b:1", kRouter, kSecond),
+                                 At("b:1", kRouter, kTopSecond),
                                  At("c:1", "other_metric 1\n", 0)};
   const TopView view = MakeTopView(before, now);
   EXPECT_THAT(view.missing, ElementsAre("a:1: refused", "c:1: these are not flotilla's metrics"));

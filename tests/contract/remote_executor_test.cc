@@ -74,7 +74,7 @@ class RemoteExecutorPair final : public StepExecutor {
   std::unique_ptr<scheduler::RemoteExecutor> remote_;
 };
 
-ExecutorCase FakeCase() {
+ExecutorCase FakeOverGrpcCase() {
   return {"FakeOverGrpc", [] {
             auto fake = std::make_unique<FakeExecutor>();
             FakeExecutor* raw = fake.get();
@@ -84,7 +84,7 @@ ExecutorCase FakeCase() {
           }};
 }
 
-ExecutorCase RealCase() {
+ExecutorCase RankOverGrpcCase() {
   return {"RankOverGrpc", [] {
             static const SteadyClock clock;
             static const std::vector<std::byte> bytes = TinyGguf();
@@ -101,9 +101,10 @@ ExecutorCase RealCase() {
 }
 
 INSTANTIATE_TEST_SUITE_P(RemoteExecutorPair, ExecutorContract,
-                         ::testing::Values(FakeCase(), RealCase()), ExecutorCaseName);
-INSTANTIATE_TEST_SUITE_P(RemoteExecutorPair, ExecutorDeathContract, ::testing::Values(FakeCase()),
+                         ::testing::Values(FakeOverGrpcCase(), RankOverGrpcCase()),
                          ExecutorCaseName);
+INSTANTIATE_TEST_SUITE_P(RemoteExecutorPair, ExecutorDeathContract,
+                         ::testing::Values(FakeOverGrpcCase()), ExecutorCaseName);
 
 class RemoteExecutorTest : public ::testing::Test {
  protected:

@@ -13,15 +13,15 @@
 namespace flotilla::router {
 namespace {
 
-const std::string kKey = "sk-0123456789abcdef", kOther = "sk-fedcba9876543210";
-const std::string kAlice = "Authorization: Bearer " + kKey + "\r\n";
-const std::string kBob = "authorization: bearer " + kOther + "\r\n";
+const std::string kAliceKey = "sk-0123456789abcdef", kBobKey = "sk-fedcba9876543210";
+const std::string kAlice = "Authorization: Bearer " + kAliceKey + "\r\n";
+const std::string kBob = "authorization: bearer " + kBobKey + "\r\n";
 constexpr char kKeyedBody[] = R"({"model":"m","prompt":"hi"})";
 
 class HttpKeysTest : public HttpTest {
  protected:
   HttpKeysTest() {
-    gate_ = *KeyGate::Open({.path = files_.Write("keys", "alice " + kKey + "\nbob " + kOther),
+    gate_ = *KeyGate::Open({.path = files_.Write("keys", "alice " + kAliceKey + "\nbob " + kBobKey),
                             .clock = &file_clock_,
                             .log = &log_.logger()},
                            nullptr);
@@ -75,7 +75,7 @@ TEST_F(HttpKeysTest, HealthNeedsNoKeyAndWhatDoesNotExistDoes) {
 }
 
 TEST_F(HttpKeysTest, RoutesOfAdminsNeedTheKeyOfOne) {
-  files_.Write("keys", "alice " + kKey + "\nroot " + kOther + " admin");
+  files_.Write("keys", "alice " + kAliceKey + "\nroot " + kBobKey + " admin");
   file_clock_.AdvanceNs(1'000'000'000);
   ServeWithKeys();
   const std::string path = "/admin/abort/gen-1";
@@ -137,7 +137,7 @@ TEST_F(HttpKeysTest, APriorityAboveTheKeysIsRefusedByTheFileAsItIsNow) {
                 R"({"model":"m","prompt":"hi","priority":)" + std::to_string(priority) + "}", key);
   };
   EXPECT_EQ(ask(100, kAlice).status, 200);  // without max-priority any priority is allowed
-  files_.Write("keys", "alice " + kKey + " max-priority=0\nbob " + kOther);
+  files_.Write("keys", "alice " + kAliceKey + " max-priority=0\nbob " + kBobKey);
   file_clock_.AdvanceNs(1'000'000'000);
   const HttpResponse refused = ask(100, kAlice);
   EXPECT_EQ(refused.status, 400);
@@ -149,7 +149,7 @@ TEST_F(HttpKeysTest, APriorityAboveTheKeysIsRefusedByTheFileAsItIsNow) {
   EXPECT_EQ(ask(100, kBob).status, 200);
   EXPECT_EQ(engine_->submitted().size(), 4u);
   // A request without a priority has 0, which may be too high, too.
-  files_.Write("keys", "alice " + kKey + " max-priority=-5\nbob " + kOther);
+  files_.Write("keys", "alice " + kAliceKey + " max-priority=-5\nbob " + kBobKey);
   file_clock_.AdvanceNs(1'000'000'000);
   const HttpResponse silent = Post("/v1/completions", R"({"model":"m","prompt":"hi"})", kAlice);
   EXPECT_EQ(silent.status, 400);
@@ -163,7 +163,7 @@ TEST_F(HttpKeysTest, AKeyIsTakenAwayFromOpenConnectionsButNotFromARunningAnswer)
   client.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi","stream":true})",
                      kAlice);
   ASSERT_TRUE(Await([&] { return engine_->submitted().size() == 1; }));
-  files_.Write("keys", "bob " + kOther);
+  files_.Write("keys", "bob " + kBobKey);
   file_clock_.AdvanceNs(1'000'000'000);
   EXPECT_EQ(Post("/v1/completions", kKeyedBody, kAlice).status, 401);
   engine_->StepAll();

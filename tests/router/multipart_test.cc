@@ -58,7 +58,7 @@ std::string ReadOne(const std::string& body, MultipartLimits limits = {}) {
 }
 
 // The data has what looks like boundaries, and the file name what looks like a path.
-const std::string kBody =
+const std::string kFormBody =
     "preamble\r\n"
     "--XyZ\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n"
     "--XyZ \t\r\nContent-Type: text/plain\r\n"
@@ -71,7 +71,7 @@ const std::vector<std::string> kParts = {
     "empty|-|"};
 
 TEST(MultipartTest, EverySplitGivesTheSameParts) {
-  const std::string_view body = kBody;
+  const std::string_view body = kFormBody;
   std::vector<std::string> parts;
   for (std::size_t first = 0; first <= body.size(); ++first) {
     ASSERT_EQ(ReadAll({body.substr(0, first), body.substr(first)}, &parts), "") << first;
@@ -114,9 +114,9 @@ TEST(MultipartTest, DataThatIsAlmostABoundaryStaysData) {
 
 TEST(MultipartTest, AFormThatIsCutIsNotWhole) {
   std::vector<std::string> parts;
-  const std::size_t end = kBody.find("--XyZ--") + 7;
+  const std::size_t end = kFormBody.find("--XyZ--") + 7;
   for (std::size_t size = 0; size < end; ++size) {
-    EXPECT_THAT(ReadAll({std::string_view(kBody).substr(0, size)}, &parts),
+    EXPECT_THAT(ReadAll({std::string_view(kFormBody).substr(0, size)}, &parts),
                 HasSubstr("ends before its last boundary"))
         << size;
   }

@@ -33,7 +33,7 @@ absl::Status Check(absl::StatusOr<OpenAiBody<ApiRequest>> parsed) {
   return absl::OkStatus();
 }
 
-std::string Chat(const std::string& more) {
+std::string ChatBody(const std::string& more) {
   return R"({"model":"m","messages":[{"role":"user","content":"hi"}])" + more + "}";
 }
 std::string Text(const std::string& more) { return R"({"model":"m","prompt":"hi")" + more + "}"; }
@@ -61,8 +61,8 @@ TEST(Request, LargeFieldsAreRefusedWhileReading) {
                                                      {"request_id", text(257)}};
   for (const auto& [name, value] : fields) {
     const std::string more = ",\"" + name + "\":" + value;
-    for (const absl::Status& status :
-         {ParseChatCompletion(Chat(more), {}).status(), ParseCompletion(Text(more), {}).status()}) {
+    for (const absl::Status& status : {ParseChatCompletion(ChatBody(more), {}).status(),
+                                       ParseCompletion(Text(more), {}).status()}) {
       EXPECT_EQ(ErrorField(status), name) << status;
       EXPECT_EQ(ErrorCode(status), kInvalidValue);
     }
@@ -97,7 +97,7 @@ TEST(Request, AcceptsWhatClientsSend) {
        R"(,"use_beam_search":true,"best_of":32,"n":4,"length_penalty":-0.5,"stream":true)",
        R"(,"use_beam_search":true,"n":3,"temperature":0,"top_p":1,"top_k":-1,"stop":[])",
        R"(,"use_beam_search":true,"early_stopping":"never","temperature":1.0,"top_k":0)"}) {
-    EXPECT_EQ(CheckChat(Chat(more)), absl::OkStatus()) << more;
+    EXPECT_EQ(CheckChat(ChatBody(more)), absl::OkStatus()) << more;
   }
   EXPECT_EQ(CheckText(R"({"model":"m","prompt":[1,2,3],"echo":true,"max_tokens":0,"logprobs":20})"),
             absl::OkStatus());
@@ -105,7 +105,7 @@ TEST(Request, AcceptsWhatClientsSend) {
 }
 
 TEST(Request, TheSmallerOfTwoTokenLimitsWins) {
-  auto parsed = ParseChatCompletion(Chat(R"(,"max_tokens":9,"max_completion_tokens":7)"), {});
+  auto parsed = ParseChatCompletion(ChatBody(R"(,"max_tokens":9,"max_completion_tokens":7)"), {});
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(parsed->prompts[0].max_tokens, 7);
 }
@@ -235,16 +235,17 @@ TEST(Request, RefusesByName) {
            {R"(,"timeout_ms":0)", "timeout_ms", kInvalidValue},
            {R"(,"priority":101)", "priority", kInvalidValue},
        }) {
-    for (const absl::Status& status : {CheckChat(Chat(r.more)), CheckText(Text(r.more))}) {
+    for (const absl::Status& status : {CheckChat(ChatBody(r.more)), CheckText(Text(r.more))}) {
       EXPECT_FALSE(status.ok()) << r.more;
       EXPECT_EQ(ErrorField(status), r.field) << r.more << status;
       EXPECT_EQ(ErrorCode(status), r.code) << r.more << status;
     }
   }
-  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"top_logprobs":2)"))), "top_logprobs");
-  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"logprobs":5)"))), "logprobs");
-  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"max_tokens":0)"))), "max_tokens");
-  EXPECT_EQ(ErrorField(CheckChat(Chat(R"(,"max_completion_tokens":0)"))), "max_completion_tokens");
+  EXPECT_EQ(ErrorField(CheckChat(ChatBody(R"(,"top_logprobs":2)"))), "top_logprobs");
+  EXPECT_EQ(ErrorField(CheckChat(ChatBody(R"(,"logprobs":5)"))), "logprobs");
+  EXPECT_EQ(ErrorField(CheckChat(ChatBody(R"(,"max_tokens":0)"))), "max_tokens");
+  EXPECT_EQ(ErrorField(CheckChat(ChatBody(R"(,"max_completion_tokens":0)"))),
+            "max_completion_tokens");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":true)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":21)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"suffix":"x")"))), "suffix");
@@ -268,7 +269,7 @@ TEST(Request, SequencesAreBounded) {
            {R"(,"early_stopping":"always")", "early_stopping", kInvalidValue},
            {R"(,"early_stopping":1)", "early_stopping", kInvalidValue},
        }) {
-    for (const absl::Status& status : {CheckChat(Chat(r.more)), CheckText(Text(r.more))}) {
+    for (const absl::Status& status : {CheckChat(ChatBody(r.more)), CheckText(Text(r.more))}) {
       EXPECT_FALSE(status.ok()) << r.more;
       EXPECT_EQ(ErrorField(status), r.field) << r.more << status;
       EXPECT_EQ(ErrorCode(status), r.code) << r.more << status;
@@ -299,7 +300,7 @@ TEST(Request, BeamSearchTakesNeitherSamplingNorStopStrings) {
     const std::string beams = r.more.find("use_beam") == std::string::npos
                                   ? R"(,"use_beam_search":true)" + r.more
                                   : r.more;
-    for (const absl::Status& status : {CheckChat(Chat(beams)), CheckText(Text(beams))}) {
+    for (const absl::Status& status : {CheckChat(ChatBody(beams)), CheckText(Text(beams))}) {
       EXPECT_EQ(ErrorField(status), r.field) << beams << status;
       EXPECT_EQ(ErrorCode(status), r.code) << beams << status;
     }
@@ -489,17 +490,18 @@ void Mutate(std::string& body, std::mt19937_64& random) {
 
 TEST(Request, NoMutationOfABodyGetsPastTheChecks) {
   const std::vector<std::string> corpus = {
-      Chat(R"(,"temperature":0.5,"stop":["a","b"],"logprobs":true,"top_logprobs":3,"seed":7)"),
-      Chat(R"(,"stream":true,"stream_options":{"include_usage":true},"max_tokens":12)"),
+      ChatBody(R"(,"temperature":0.5,"stop":["a","b"],"logprobs":true,"top_logprobs":3,"seed":7)"),
+      ChatBody(R"(,"stream":true,"stream_options":{"include_usage":true},"max_tokens":12)"),
       Text(R"(,"echo":true,"max_tokens":0,"logprobs":5,"stop_token_ids":[1,2])"),
       R"({"model":"m","prompt":[[1,2,3],[4]],"ignore_eos":true,"top_k":3,"top_p":0.1})",
       R"({"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"é"}]}]})",
       R"({"model":"m","prompt":"héllo","add_special_tokens":false,"parse_special":true})",
       Text(R"(,"n":2,"best_of":3,"length_penalty":1,"early_stopping":false)"),
-      Chat(R"(,"n":4,"use_beam_search":true,"length_penalty":0.5,"early_stopping":"never")"),
-      Chat(R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
-           R"("properties":{"a":{"type":"string"}}}}}],"tool_choice":"auto","documents":[{"a":1}],)"
-           R"("chat_template_kwargs":{"enable_thinking":false},"add_generation_prompt":true)"),
+      ChatBody(R"(,"n":4,"use_beam_search":true,"length_penalty":0.5,"early_stopping":"never")"),
+      ChatBody(
+          R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
+          R"("properties":{"a":{"type":"string"}}}}}],"tool_choice":"auto","documents":[{"a":1}],)"
+          R"("chat_template_kwargs":{"enable_thinking":false},"add_generation_prompt":true)"),
       R"({"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1",)"
       R"("type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},)"
       R"({"role":"tool","tool_call_id":"1","content":"x"}]})",

@@ -14,14 +14,14 @@
 namespace flotilla::router {
 namespace {
 
-constexpr std::size_t kRoomy = 64u << 20;
+constexpr std::size_t kPoolBytes = 64u << 20;
 
 TEST(TokenizerPool, RunsWhatItTookBeforeItEnds) {
   for (std::uint32_t threads : {1u, 2u, 3u, 8u}) {
     std::atomic<int> run = 0;
     int taken = 0;
     {
-      TokenizerPool pool(threads, 64, kRoomy);
+      TokenizerPool pool(threads, 64, kPoolBytes);
       for (int i = 0; i < 200; ++i) {
         taken += pool.TryRun(std::to_string(i % 5), std::size_t{1} << i % 22, [&] { ++run; });
       }
@@ -35,7 +35,7 @@ TEST(TokenizerPool, RunsWhatItTookBeforeItEnds) {
 TEST(TokenizerPool, AThreadIsLeftForShortInputs) {
   for (std::uint32_t threads : {2u, 3u, 8u}) {
     absl::Notification end, short_one;
-    TokenizerPool pool(threads, 64, kRoomy);
+    TokenizerPool pool(threads, 64, kPoolBytes);
     for (int i = 0; i < 10; ++i) {
       const std::size_t bytes = i % 2 == 0 ? 4u << 20 : 100u << 10;
       ASSERT_TRUE(pool.TryRun("", bytes, [&] { end.WaitForNotification(); }));
@@ -52,7 +52,7 @@ TEST(TokenizerPool, WhatIsAbandonedIsNotRunAndMakesRoom) {
   const auto gone = std::make_shared<std::atomic<bool>>(false);
   const auto held = std::make_shared<int>();
   {
-    TokenizerPool pool(1, 4, kRoomy);
+    TokenizerPool pool(1, 4, kPoolBytes);
     ASSERT_TRUE(pool.TryRun("a", 1, [&] {
       begun.Notify();
       end.WaitForNotification();

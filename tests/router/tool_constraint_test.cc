@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-const ToolFormat& Tools(const std::string& name) {
+const ToolFormat& ToolFormatOf(const std::string& name) {
   return *std::find_if(ToolFormats().begin(), ToolFormats().end(),
                        [&](const ToolFormat& format) { return format.name == name; });
 }
@@ -30,7 +30,7 @@ const CallableTool kNow{"now", ""};
 
 TEST(ToolConstraint, HasATagPerTool) {
   const CallableTool tools[] = {kAdd, kNow};
-  EXPECT_EQ(ToolConstraint(Tools("hermes"), tools, {.several = true}),
+  EXPECT_EQ(ToolConstraint(ToolFormatOf("hermes"), tools, {.several = true}),
             R"({"type":"structural_tag","format":{"type":"tags_with_separator","tags":[)"
             R"({"type":"tag","begin":"<tool_call>\n{\"name\": \"add\", \"arguments\": ",)"
             R"("content":{"type":"json_schema","json_schema":)"
@@ -44,7 +44,7 @@ TEST(ToolConstraint, HasATagPerTool) {
 TEST(ToolConstraint, SectionsAndThoughtsAreAround) {
   const CallableTool tools[] = {kNow};
   const json tag = json::parse(
-      ToolConstraint(Tools("deepseek_v3"), tools,
+      ToolConstraint(ToolFormatOf("deepseek_v3"), tools,
                      {.reasoning = &Reasoning("think"), .begins_in_reasoning = true}))["format"];
   EXPECT_EQ(tag["type"], "sequence");
   const json& thoughts = tag["elements"][0]["elements"][0];
@@ -57,11 +57,11 @@ TEST(ToolConstraint, SectionsAndThoughtsAreAround) {
   EXPECT_EQ(call["begin"], "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n");
   EXPECT_EQ(call["end"], "\n```<｜tool▁call▁end｜>");
   const json optional = json::parse(ToolConstraint(
-      Tools("hermes"), tools, {.reasoning = &Reasoning("think")}))["format"]["elements"][0];
+      ToolFormatOf("hermes"), tools, {.reasoning = &Reasoning("think")}))["format"]["elements"][0];
   EXPECT_EQ(optional["type"], "optional");
   EXPECT_EQ(optional["content"]["elements"][0]["begin"], "<think>");
   const json channel = json::parse(ToolConstraint(
-      Tools("openai"), tools, {.reasoning = &Reasoning("openai")}))["format"]["elements"][0];
+      ToolFormatOf("openai"), tools, {.reasoning = &Reasoning("openai")}))["format"]["elements"][0];
   EXPECT_EQ(channel["content"]["begin"], "<|channel|>analysis<|message|>");
   EXPECT_EQ(channel["content"]["end"], "<|end|><|start|>assistant");
 }

@@ -15,14 +15,14 @@ namespace flotilla::model {
 namespace {
 
 // What quantization_config says.
-struct Settings {
+struct GptqSettings {
   int bits = 4;
   int64_t group_size = -1;
   int zero_offset = 0;
   bool needs_order = false;  // groups are not those of neighbours
 };
 
-absl::Status JoinLayer(std::string_view layer, const Settings& settings, LayerTensors& layers) {
+absl::Status JoinLayer(std::string_view layer, const GptqSettings& settings, LayerTensors& layers) {
   const auto [bits, group_size, zero_offset, needs_order] = settings;
   const Tensor& found = *layers.Find(layer, ".qweight");
   const auto qweight =
@@ -96,10 +96,10 @@ absl::Status JoinGptq(const Json& quantization, FolderTensors& folder) {
     return NotSupported("checkpoint_format", *format, "gptq, gptq_v2");
   }
   LayerTensors layers(folder);
-  const Settings settings{.bits = static_cast<int>(*bits),
-                          .group_size = *group_size,
-                          .zero_offset = *format == "gptq" ? 1 : 0,
-                          .needs_order = *desc_act && !*static_groups && *group_size != -1};
+  const GptqSettings settings{.bits = static_cast<int>(*bits),
+                              .group_size = *group_size,
+                              .zero_offset = *format == "gptq" ? 1 : 0,
+                              .needs_order = *desc_act && !*static_groups && *group_size != -1};
   for (const std::string_view layer : layers.With(".qweight")) {
     if (absl::Status status = JoinLayer(layer, settings, layers); !status.ok()) return status;
   }

@@ -18,7 +18,7 @@
 namespace flotilla::worker {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint32_t kChunk = kernels::kVocabularyChunk;
 constexpr int kRounds = 60;
@@ -33,7 +33,7 @@ int Int(Random& random, int least, int most) {
 std::vector<float> CoarseRow(int n, Random& random) {
   std::vector<float> row(n);
   for (float& logit : row) logit = static_cast<float>(Int(random, -40, 40)) / 8;
-  for (int i = 0; i < n / 20; ++i) row[Int(random, 0, n - 1)] = -kInfinity;
+  for (int i = 0; i < n / 20; ++i) row[Int(random, 0, n - 1)] = -kLargest;
   return row;
 }
 
@@ -109,9 +109,9 @@ TEST_P(RowPartialsTest, SayWhatTheWholeRowSays) {
     const int vocab = Int(random, kChunk + 1, 12 * kChunk);
     std::vector<float> row = CoarseRow(vocab, random);
     // Some rows have a shard of -infinity only. Some have no softmax.
-    if (round % 6 == 1) std::fill(row.begin(), row.begin() + kChunk, -kInfinity);
+    if (round % 6 == 1) std::fill(row.begin(), row.begin() + kChunk, -kLargest);
     if (round % 6 == 3) row[Int(random, 0, vocab - 1)] = kNan;
-    if (round % 6 == 5) row[Int(random, 0, vocab - 1)] = kInfinity;
+    if (round % 6 == 5) row[Int(random, 0, vocab - 1)] = kLargest;
     const auto shards = RandomShards(static_cast<std::uint32_t>(vocab), random);
     // In a third of the rows the last logits belong to no token; these may be whole shards.
     const int tokens = round % 3 == 2 ? Int(random, 1, vocab) : vocab;
