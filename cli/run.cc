@@ -96,7 +96,7 @@ absl::Status AddLines(int fd, const std::string& path, router::BatchCore& core) 
 
 // Takes what an earlier run has written.
 absl::Status Recover(const RunFlags& flags, router::AnswerFile& output, router::BatchCore& core) {
-  const absl::StatusOr<bool> torn =
+  const absl::StatusOr<router::AnswerFile::Recovered> recovered =
       output.Recover([&core, &flags](std::string_view line) -> absl::Status {
         const absl::StatusOr<router::AnswerSummary> answer = router::ReadBatchAnswer(line);
         absl::Status s = answer.ok() ? core.Recover(*answer) : answer.status();
@@ -106,13 +106,14 @@ absl::Status Recover(const RunFlags& flags, router::AnswerFile& output, router::
                                                    "earlier run made of --input ",
                                                    flags.input));
       });
-  if (!torn.ok()) return torn.status();
+  if (!recovered.ok()) return recovered.status();
   const std::uint64_t answered = core.counts().answered;
   if (answered > 0) {
     std::cerr << absl::StrFormat("%s has %d of %d answers; the run goes on with the others\n",
                                  flags.output, answered, core.counts().lines);
   }
-  if (*torn) std::cerr << flags.output << " ended in half an answer, which was cut off\n";
+  if (*recovered == router::AnswerFile::Recovered::kTorn)
+    std::cerr << flags.output << " ended in half an answer, which was cut off\n";
   return absl::OkStatus();
 }
 

@@ -47,22 +47,28 @@ absl::Status BatchCore::Recover(const AnswerSummary& answer) {
 
 std::optional<std::size_t> BatchCore::Next(std::int64_t now_ns) {
   if (stopping_ || in_flight_ >= concurrency_ || now_ns < resume_ns_) return std::nullopt;
+  while (next_ < lines_.size() && lines_[next_].state == State::kAnswered) ++next_;
+  const bool has_new = next_ < lines_.size();
   std::size_t line = 0;
-  if (!again_.empty()) {
+  if (!again_.empty() && (!has_new || !new_is_next_ || again_.size() >= kMaxRefused)) {
     line = again_.front();
     again_.pop_front();
-  } else {
-    while (next_ < lines_.size() && lines_[next_].state == State::kAnswered) ++next_;
-    if (next_ == lines_.size()) return std::nullopt;
+    new_is_next_ = true;
+  } else if (has_new) {
     line = next_++;
+    new_is_next_ = false;
+  } else {
+    return std::nullopt;
   }
   lines_[line].state = State::kInFlight;
+  lines_[line].start = ++starts_;
   ++in_flight_;
   return line;
 }
 
 void BatchCore::OnAnswered(std::size_t line, const AnswerSummary& answer) {
   lines_[line].state = State::kAnswered;
+  last_answered_ = std::max(last_answered_, lines_[line].start);
   --in_flight_;
   Count(answer);
 }
@@ -73,6 +79,7 @@ bool BatchCore::OnRefused(std::size_t line, int status, std::int64_t retry_after
   if (status == 503 && max_unavailable_ > 0 && ++refused.unavailable >= max_unavailable_) {
     return false;
   }
+  if (last_answered_ > refused.start && ++refused.passed_by >= kMaxPassedBy) return false;
   refused.state = State::kWaiting;
   --in_flight_;
   again_.push_back(line);

@@ -24,7 +24,7 @@
 
 namespace flotilla::router {
 
-// The most lines of a batch. Each takes some 100 bytes of memory, besides its custom_id.
+// The most lines of a batch. Each takes some 110 bytes of memory, besides its custom_id.
 inline constexpr std::size_t kMaxBatchLines = 10'000'000;
 
 struct BatchCounts {
@@ -40,6 +40,10 @@ struct BatchCounts {
 class BatchCore {
  public:
   static constexpr int kMaxUnavailable = 10;
+  // A line is refused at most so often while the engine answers lines that started after it.
+  static constexpr std::uint16_t kMaxPassedBy = 1000;
+  // The most lines that wait after a refusal while new ones start. The owner keeps their requests.
+  static constexpr std::size_t kMaxRefused = 256;
 
   // At most `concurrency` lines are in flight, which is at least 1. See OnRefused for the other.
   explicit BatchCore(std::uint32_t concurrency, int max_unavailable = kMaxUnavailable)
@@ -55,9 +59,9 @@ class BatchCore {
   // answered already.
   absl::Status Recover(const AnswerSummary& answer);
 
-  // The index, from 0 on, of a line that starts now: one that was refused, or else the next that is
-  // not answered. None: all lines have been started, enough are in flight, the batch waits after
-  // a refusal, or it stops.
+  // The index, from 0 on, of a line that starts now. Lines that were refused and the next that are
+  // not answered take turns, so that refusals of one line hold up no others. None: all lines have
+  // been started, enough are in flight, the batch waits after a refusal, or it stops.
   std::optional<std::size_t> Next(std::int64_t now_ns);
 
   // The line in flight is answered, and never starts again.
@@ -65,7 +69,8 @@ class BatchCore {
 
   // The engine has no room for the line (429), or does not serve now (503). True: the line starts
   // again, and no line starts before `retry_after_ms` have passed. False: it was refused with 503
-  // max_unavailable times; then the refusal is its answer. With 0 it never is.
+  // max_unavailable times (0: as often as it may be), or kMaxPassedBy times while the engine
+  // answered lines that had started later; then the refusal is its answer.
   bool OnRefused(std::size_t line, int status, std::int64_t retry_after_ms, std::int64_t now_ns);
 
   // No line starts any more.
@@ -87,6 +92,8 @@ class BatchCore {
     const std::string* custom_id;  // a key of index_
     State state = State::kWaiting;
     std::uint8_t unavailable = 0;  // how often it was refused with 503, if that is limited
+    std::uint16_t passed_by = 0;   // how often a later one was answered before it was refused
+    std::uint64_t start = 0;       // the number of its last start
   };
 
   void Count(const AnswerSummary& answer);
@@ -97,6 +104,9 @@ class BatchCore {
   absl::node_hash_map<std::string, std::size_t> index_;  // by custom_id
   std::size_t next_ = 0;           // lines before it were started, or answered before
   std::deque<std::size_t> again_;  // lines that were refused
+  bool new_is_next_ = false;       // a refused line has had its turn
+  std::uint64_t starts_ = 0;
+  std::uint64_t last_answered_ = 0;  // the latest start of a line that is answered
   std::int64_t resume_ns_ = 0;
   std::uint32_t in_flight_ = 0;
   bool stopping_ = false;

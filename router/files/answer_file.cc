@@ -8,11 +8,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "router/files/file_io.h"
-#include "router/files/line_reader.h"
 
 namespace flotilla::router {
 namespace {
@@ -43,27 +43,33 @@ absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path) {
 
 absl::Status AnswerFile::Error(std::string_view what) const { return ErrnoError(what, path_); }
 
-absl::StatusOr<bool> AnswerFile::Recover(
-    const std::function<absl::Status(std::string_view)>& on_line) {
-  if (!regular_) return false;
-  LineReader lines(fd_.get(), kMaxAnswerBytes);
-  while (true) {
-    const absl::StatusOr<std::optional<TextLine>> line = lines.Next();
+absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
+    const std::function<absl::Status(std::string_view)>& on_line, std::size_t bytes) {
+  if (!regular_) return Recovered::kWhole;
+  if (recovery_ == nullptr) recovery_ = std::make_unique<LineReader>(fd_.get(), kMaxAnswerBytes);
+  for (std::size_t read = 0; read < bytes;) {
+    const absl::StatusOr<std::optional<TextLine>> line = recovery_->Next();
     if (!line.ok()) {
       return absl::Status(line.status().code(), absl::StrCat(path_, ": ", line.status().message()));
     }
-    if (!line->has_value()) return false;
+    if (!line->has_value()) {
+      recovery_.reset();
+      return Recovered::kWhole;
+    }
     if (!(*line)->whole) {
       if (ftruncate(fd_.get(), static_cast<off_t>((*line)->begin)) != 0) {
         return Error("cannot cut off the torn last line of");
       }
-      return true;
+      recovery_.reset();
+      return Recovered::kTorn;
     }
+    read += (*line)->text.size() + 1;
     if (absl::Status s = on_line((*line)->text); !s.ok()) {
       return absl::Status(s.code(),
                           absl::StrCat(path_, " line ", (*line)->number, ": ", s.message()));
     }
   }
+  return Recovered::kMore;
 }
 
 absl::Status AnswerFile::Append(std::string_view lines) {
@@ -71,8 +77,8 @@ absl::Status AnswerFile::Append(std::string_view lines) {
 }
 
 absl::Status AnswerFile::Sync() {
-  if (!regular_ || fdatasync(fd_.get()) == 0) return absl::OkStatus();
-  return Error("cannot sync");
+  if (regular_ && lost_.ok() && fdatasync(fd_.get()) != 0) lost_ = Error("cannot sync");
+  return lost_;
 }
 
 }  // namespace flotilla::router

@@ -2,7 +2,11 @@
 // written. One thread.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/rt/unique_fd.h"
+#include "router/files/line_reader.h"
 
 namespace flotilla::router {
 
@@ -19,16 +24,23 @@ class AnswerFile {
   // may have it open as AnswerFile. Errors name the path.
   static absl::StatusOr<AnswerFile> Open(const std::string& path);
 
-  // Calls `on_line` for every whole line of a regular file, in order, and ends with its first
-  // error, which then names the line. What follows the last whole line is cut off: a process was
-  // killed while it wrote it. True: something was cut off.
-  absl::StatusOr<bool> Recover(const std::function<absl::Status(std::string_view)>& on_line);
+  enum class Recovered : std::uint8_t {
+    kMore,   // there may be more lines: Recover is to be called again
+    kWhole,  // all lines were read
+    kTorn,   // the same, and what followed the last whole line was cut off
+  };
+  // Calls `on_line` for the next whole lines of a regular file, in order, and ends with its first
+  // error, which then names the line. It stops once it has read `bytes`. What follows the last
+  // whole line is cut off: a process was killed while it wrote it.
+  absl::StatusOr<Recovered> Recover(const std::function<absl::Status(std::string_view)>& on_line,
+                                    std::size_t bytes = std::numeric_limits<std::size_t>::max());
 
   // Appends whole lines. UNAVAILABLE names the path and the system's error, e.g. a full disk. Then
   // some of the lines may be in the file, and a part of one.
   absl::Status Append(std::string_view lines);
 
-  // Returns when all lines are on the disk, if it is one.
+  // Returns when all lines are on the disk, if it is one. After an error all later calls fail, too:
+  // the system may then have lost lines, and says so only once.
   absl::Status Sync();
 
   int fd() const { return fd_.get(); }
@@ -41,6 +53,8 @@ class AnswerFile {
   std::string path_;
   UniqueFd fd_;
   bool regular_ = false;
+  std::unique_ptr<LineReader> recovery_;  // null: Recover has not begun, or has ended
+  absl::Status lost_;                     // of the first Sync that failed
 };
 
 }  // namespace flotilla::router

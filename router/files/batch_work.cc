@@ -14,7 +14,8 @@
 namespace flotilla::router {
 namespace {
 
-// The bytes of the input that one turn of the files thread reads: some milliseconds.
+// The bytes of the input, or of answers, that one turn of the files thread reads: some
+// milliseconds.
 constexpr std::size_t kSliceBytes = 256 << 10;
 // The wrong lines that a batch tells of.
 constexpr std::size_t kMaxErrors = 10;
@@ -114,12 +115,31 @@ absl::Status BatchWork::Begin() {
   if (!errors.ok()) return errors.status();
   output_ = *std::move(output);
   error_output_ = *std::move(errors);
-  if (absl::Status s = Recover(*output_); !s.ok()) return s;
-  if (absl::Status s = Recover(*error_output_); !s.ok()) return s;
+  phase_ = Phase::kRecovering;
+  return absl::OkStatus();
+}
+
+absl::Status BatchWork::Recover() {
+  AnswerFile& file = output_recovered_ ? *error_output_ : *output_;
+  const absl::StatusOr<AnswerFile::Recovered> recovered = file.Recover(
+      [this](std::string_view line) -> absl::Status {
+        const absl::StatusOr<AnswerSummary> answer = ReadBatchAnswer(line);
+        const absl::Status s = answer.ok() ? core_.Recover(*answer) : answer.status();
+        return s.ok() ? s : absl::DataLossError(Cat(s.message()));
+      },
+      kSliceBytes);
+  if (!recovered.ok()) return recovered.status();
+  if (*recovered == AnswerFile::Recovered::kMore) return absl::OkStatus();
+  if (!std::exchange(output_recovered_, true)) return absl::OkStatus();
+  if (lseek(input_.get(), 0, SEEK_SET) != 0) return absl::UnavailableError("cannot seek");
   const std::uint64_t there =
       parts_.store->DataBytes(batch_.output_id) + parts_.store->DataBytes(batch_.error_id);
   if (absl::Status s = Reserve(there, /*within_quota=*/false); !s.ok()) return s;
-  if (lseek(input_.get(), 0, SEEK_SET) != 0) return absl::UnavailableError("cannot seek");
+  BeginAnswering();
+  return absl::OkStatus();
+}
+
+void BatchWork::BeginAnswering() {
   reader_.emplace(input_.get(), kMaxBatchLineBytes);
   runner_.emplace(LineRunner::Parts{
       .handler = parts_.handler,
@@ -134,16 +154,6 @@ absl::Status BatchWork::Begin() {
       .reserve = [this](std::size_t bytes) { return Reserve(bytes, /*within_quota=*/true); },
       .on_reply = parts_.on_reply});
   phase_ = Phase::kAnswering;
-  return absl::OkStatus();
-}
-
-absl::Status BatchWork::Recover(AnswerFile& file) {
-  const absl::StatusOr<bool> torn = file.Recover([this](std::string_view line) -> absl::Status {
-    const absl::StatusOr<AnswerSummary> answer = ReadBatchAnswer(line);
-    const absl::Status s = answer.ok() ? core_.Recover(*answer) : answer.status();
-    return s.ok() ? s : absl::DataLossError(Cat(s.message()));
-  });
-  return torn.status();
 }
 
 absl::Status BatchWork::Reserve(std::size_t bytes, bool within_quota) {
@@ -184,6 +194,11 @@ absl::Status BatchWork::FailTheRest() {
 }
 
 absl::Status BatchWork::Sync() { return runner_->Sync(); }
+
+void BatchWork::DropAnswers() {
+  parts_.store->RemoveData(batch_.output_id);
+  parts_.store->RemoveData(batch_.error_id);
+}
 
 RequestCounts BatchWork::counts() const {
   const BatchCounts& counts = core_.counts();

@@ -1,5 +1,5 @@
 // BatchWork: one batch of a client while the files thread works on it. First its lines are read and
-// checked, a slice at a time, then what an earlier process has answered is read, and then the
+// checked, then what an earlier process has answered is read, both a slice at a time, and then the
 // others are answered. The room (router/files/files_room.h) says when, and keeps the status.
 #pragma once
 
@@ -38,10 +38,11 @@ class BatchWork {
     std::int64_t models_due_ns = 0;
   };
   enum class Phase {
-    kReading,    // Read is to be called again
-    kWrong,      // some line is wrong: errors() says which
-    kRead,       // Begin is to be called, once the batch is in progress
-    kAnswering,  // Step is to be called
+    kReading,     // Read is to be called again
+    kWrong,       // some line is wrong: errors() says which
+    kRead,        // Begin is to be called, once the batch is in progress
+    kRecovering,  // Recover is to be called again
+    kAnswering,   // Step is to be called
   };
 
   // The store outlives it. `batch` is copied.
@@ -56,9 +57,11 @@ class BatchWork {
   absl::Status Read();
   const std::vector<BatchError>& errors() const { return errors_; }
 
-  // Takes what an earlier process has answered, and can answer the rest from then on. Errors: those
-  // of AnswerFile, and DATA_LOSS if the answers are not this batch's.
+  // Opens the files of answers. Errors: those of AnswerFile.
   absl::Status Begin();
+  // Takes the next slice of what an earlier process has answered. Errors: those of AnswerFile, and
+  // DATA_LOSS if the answers are not this batch's.
+  absl::Status Recover();
   // At most so many lines are in flight from now on.
   void SetConcurrency(std::uint32_t lines) { core_.set_concurrency(lines); }
   // As LineRunner::Step. RESOURCE_EXHAUSTED with kQuotaExceeded: the tenant has no room for the
@@ -71,8 +74,10 @@ class BatchWork {
   void Stop();
   // After Stop: writes for each line without an answer that its time was over.
   absl::Status FailTheRest();
-  // Returns when all answers are on the disk.
+  // Returns when all answers are on the disk. After an error all later calls fail, too.
   absl::Status Sync();
+  // Removes all answers, so that a new work computes them again: the disk may have lost some.
+  void DropAnswers();
 
   RequestCounts counts() const;
   // What the batch has come to, once it was stopped or is complete, and was synced.
@@ -81,7 +86,7 @@ class BatchWork {
  private:
   absl::Status AddLine(const TextLine& line);
   void AddError(BatchError error) { errors_.push_back(std::move(error)); }
-  absl::Status Recover(AnswerFile& file);
+  void BeginAnswering();
   absl::Status Reserve(std::size_t bytes, bool within_quota);
 
   const Parts parts_;
@@ -93,7 +98,8 @@ class BatchWork {
   std::uint64_t empty_ = 0;  // the first of some empty lines; 0: there is none
   std::vector<BatchError> errors_;
   std::optional<AnswerFile> output_, error_output_;
-  std::uint64_t reserved_ = 0;  // bytes of the tenant
+  bool output_recovered_ = false;  // the other file is next
+  std::uint64_t reserved_ = 0;     // bytes of the tenant
   std::optional<LineRunner> runner_;
 };
 

@@ -24,6 +24,8 @@ namespace {
 constexpr mode_t kOnlyMe = 0600, kOnlyMyFolder = 0700;
 // The journal is written anew when it has this many bytes more than 4 times its snapshot.
 constexpr std::uint64_t kJournalSlack = 1 << 20;
+// The blocks that are held beyond the end of the journal: some 40 records of the longest kind.
+constexpr std::uint64_t kHeldBytes = 4 << 20;
 constexpr std::string_view kFilePrefix = "file-";
 
 // False: errno says why not.
@@ -44,6 +46,12 @@ bool MakeFolder(const std::string& path) {
 bool SyncFolder(const std::string& path) {
   const UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   return folder.ok() && fsync(folder.get()) == 0;
+}
+
+// Whether the record adds a file of a client, or a batch.
+bool Adds(const LedgerRecord& record) {
+  return record.batch.has_value() ? record.batch->status == BatchStatus::kValidating
+                                  : !record.files.empty();
 }
 
 // The names in a folder that are ids of files.
@@ -69,8 +77,11 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, F
   std::unique_ptr<FileStore> store(new FileStore(std::move(folder), limits));
   if (absl::Status s = store->Lock(); !s.ok()) return s;
   if (absl::Status s = store->ReadJournal(); !s.ok()) return s;
-  if (absl::Status s = store->Rewrite(); !s.ok()) return s;
+  if (absl::Status s = store->Rewrite(); !s.ok()) {
+    if (store->broken_ || !store->Reopen().ok()) return s;
+  }
   if (absl::Status s = store->RemoveStrays(); !s.ok()) return s;
+  store->HoldBlocks();
   return store;
 }
 
@@ -99,8 +110,36 @@ absl::Status FileStore::ReadJournal() {
   std::string text;
   if (!journal.ok() || !ReadAll(journal.get(), text)) return Error("cannot read", path);
   const absl::StatusOr<std::size_t> whole = ReplayJournal(text, ledger_);
-  if (whole.ok()) return absl::OkStatus();
-  return absl::DataLossError(Cat(path, " ", whole.status().message()));
+  if (!whole.ok()) return absl::DataLossError(Cat(path, " ", whole.status().message()));
+  journal_bytes_ = *whole;
+  return absl::OkStatus();
+}
+
+absl::Status FileStore::Reopen() {
+  const std::string path = folder_ + "/journal";
+  journal_.Reset(open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
+  if (!journal_.ok() || ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0 ||
+      fdatasync(journal_.get()) != 0) {
+    return Error("cannot go on with", path);
+  }
+  snapshot_bytes_ = journal_bytes_;
+  return absl::OkStatus();
+}
+
+bool FileStore::HoldBlocks() {
+  if (held_end_ >= journal_bytes_ + kHeldBytes) return true;
+  for (const std::uint64_t bytes : {2 * kHeldBytes, kHeldBytes}) {
+    int held = 0;
+    do {
+      held = fallocate(journal_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(journal_bytes_),
+                       static_cast<off_t>(bytes));
+    } while (held != 0 && errno == EINTR);
+    if (held == 0 || errno == EOPNOTSUPP) {
+      held_end_ = journal_bytes_ + bytes;
+      return true;
+    }
+  }
+  return false;
 }
 
 absl::Status FileStore::Rewrite() {
@@ -114,6 +153,7 @@ absl::Status FileStore::Rewrite() {
   // From here on the old journal may be gone, so changes must not go there.
   journal_ = std::move(file);
   journal_bytes_ = snapshot_bytes_ = text.size();
+  held_end_ = 0;
   broken_ = !SyncFolder(folder_);
   return broken_ ? Error("cannot sync the folder", folder_) : absl::OkStatus();
 }
@@ -132,9 +172,13 @@ absl::Status FileStore::Commit(LedgerRecord record) {
         Cat("the journal of ", folder_, " could not be written, so nothing changes any more"));
   }
   const std::string line = JournalLine(record);
+  if (Adds(record) && !HoldBlocks()) {
+    return Error("there is no room on the disk of", folder_);
+  }
   if (!WriteAll(journal_.get(), line)) {
     const absl::Status error = Error("cannot write to the journal of", folder_);
     broken_ = ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0;
+    held_end_ = 0;
     return error;
   }
   if (fdatasync(journal_.get()) != 0) {
@@ -153,6 +197,7 @@ absl::Status FileStore::Commit(LedgerRecord record) {
   }
   // If this fails, the journal that is there goes on.
   if (journal_bytes_ > kJournalSlack + 4 * snapshot_bytes_) Rewrite().IgnoreError();
+  HoldBlocks();  // of what has just become free, if the disk was full
   return absl::OkStatus();
 }
 

@@ -6,7 +6,8 @@
 //
 // A change is on the disk before the ledger has it. Data is on the disk before a record names it,
 // and it is removed after a record has: what a crash leaves without a name is removed when the
-// folder is opened. One thread.
+// folder is opened. The journal holds blocks of the disk beyond its end. Only what frees or ends
+// something may use them, so a full disk can be freed. One thread.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +33,13 @@ class FileStore {
   FileLedger& ledger() { return ledger_; }
 
   // Writes the record, applies it, and removes the data that nobody needs any more. UNAVAILABLE: it
-  // cannot be written, e.g. on a full disk; the ledger has not changed. If the system then does not
+  // cannot be written, or it adds a file or a batch and the disk is full; the ledger has not
+  // changed. If the system then does not
   // say what is on the disk, all later changes fail, too.
   absl::Status Commit(LedgerRecord record);
+
+  // Whether what the journal has on the disk is unknown.
+  bool broken() const { return broken_; }
 
   // The path of the data of an id that this process or the ledger made.
   std::string DataPath(const std::string& id) const { return folder_ + "/data/" + id; }
@@ -55,6 +60,11 @@ class FileStore {
   absl::Status ReadJournal();
   // Replaces the journal by a snapshot of the ledger.
   absl::Status Rewrite();
+  // Goes on with the journal that is there, without what does not count at its end.
+  absl::Status Reopen();
+  // Takes blocks of the disk beyond the end of the journal, as many as it is to hold. False: errno
+  // says why not. True also if this file system cannot.
+  bool HoldBlocks();
   absl::Status RemoveStrays();
   absl::Status Error(const char* what, const std::string& path) const;
 
@@ -62,7 +72,8 @@ class FileStore {
   FileLedger ledger_;
   UniqueFd lock_, data_folder_, journal_;
   std::uint64_t journal_bytes_ = 0, snapshot_bytes_ = 0;
-  bool broken_ = false;  // what the journal has on the disk is unknown
+  std::uint64_t held_end_ = 0;  // the journal holds blocks up to here
+  bool broken_ = false;
 };
 
 }  // namespace flotilla::router

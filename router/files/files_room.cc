@@ -65,9 +65,11 @@ absl::StatusOr<std::unique_ptr<IncomingFile>> FilesRoom::BeginFile(const std::st
   if (absl::Status s = ledger().CheckRoomForFile(tenant); !s.ok()) return s;
   const auto at = uploads_.find(tenant);
   const std::size_t running = at == uploads_.end() ? 0 : at->second;
-  if (running >= kTenantUploads || all_uploads_ >= kMaxUploads) {
+  // Without keys all clients are one tenant.
+  const std::size_t most = tenant.empty() ? kMaxUploads : kTenantUploads;
+  if (running >= most || all_uploads_ >= kMaxUploads) {
     return WithRetryAfter(
-        absl::ResourceExhaustedError(running >= kTenantUploads
+        absl::ResourceExhaustedError(all_uploads_ < kMaxUploads
                                          ? Cat(kTenantUploads, " of your uploads are running")
                                          : Cat(kMaxUploads, " uploads of all clients are running")),
         kSecondNs / 1'000'000);
@@ -98,8 +100,10 @@ absl::StatusOr<StoredFile> FilesRoom::AddFile(IncomingFile& file, std::string na
   if (!record.ok()) return record.status();
   if (absl::Status s = parts_.store->SyncData(file.fd_.get()); !s.ok()) return s;
   StoredFile added = record->files.front();
-  if (absl::Status s = parts_.store->Commit(*std::move(record)); !s.ok()) return s;
-  file.added_ = true;
+  const absl::Status s = parts_.store->Commit(*std::move(record));
+  // If nobody knows what the journal has on the disk, the next process finds it out.
+  file.added_ = s.ok() || parts_.store->broken();
+  if (!s.ok()) return s;
   return added;
 }
 
@@ -191,7 +195,7 @@ std::int64_t FilesRoom::Step() {
     BatchWork& work = *at->second;
     work.SetConcurrency(
         std::max<std::uint32_t>(1, parts_.concurrency / static_cast<std::uint32_t>(works_.size())));
-    const absl::StatusOr<bool> goes_on = StepWork(work);
+    const absl::StatusOr<bool> goes_on = OrNoMemory([&] { return StepWork(work); });
     Count(work);
     if (goes_on.ok() && *goes_on) {
       const bool at_once = work.phase() != BatchWork::Phase::kAnswering;
@@ -251,6 +255,9 @@ absl::StatusOr<bool> FilesRoom::StepWork(BatchWork& work) {
       if (absl::Status s = Advance(work, BatchStatus::kInProgress); !s.ok()) return s;
     }
     if (absl::Status s = work.Begin(); !s.ok()) return s;
+  }
+  if (work.phase() == Phase::kRecovering) {
+    if (absl::Status s = work.Recover(); !s.ok()) return s;
     counted_[work.id()] = work.counts();  // an earlier process counted these
   }
   if (work.phase() != Phase::kAnswering) return true;
@@ -284,6 +291,11 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
                       {{"batch", work.id()}, {"tenant", work.tenant()}, {"reason", why}});
   work.Stop();
   const bool synced = work.phase() != BatchWork::Phase::kAnswering || work.Sync().ok();
+  if (!synced) {
+    parts_.log->Warning("answers are computed again, because the disk may have lost some",
+                        {{"batch", work.id()}, {"tenant", work.tenant()}});
+    work.DropAnswers();
+  }
   if (synced && (no_room || batch.expires_s <= parts_.now_s())) {
     const bool cancelled = batch.status == BatchStatus::kCancelling;
     BatchEnd end = work.End(cancelled ? BatchStatus::kCancelled : BatchStatus::kFailed);
@@ -324,10 +336,14 @@ void FilesRoom::Count(const BatchWork& work) {
 }
 
 void FilesRoom::ExpireOld() {
+  const std::int64_t now_ns = parts_.clock->NowNs();
+  if (now_ns < expire_ns_) return;
   std::optional<LedgerRecord> record = ledger().Expire(parts_.now_s());
   if (!record.has_value()) return;
   const absl::Status dropped = parts_.store->Commit(*std::move(record));
-  if (!dropped.ok()) parts_.log->Warning("files cannot be dropped", {{"reason", dropped}});
+  if (dropped.ok()) return;
+  parts_.log->Warning("files cannot be dropped", {{"reason", dropped}});
+  expire_ns_ = now_ns + kRetryNs;
 }
 
 void FilesRoom::Stop() {

@@ -81,7 +81,7 @@ class FilesRoom {
   };
   // Batches that are worked on at a time; BatchWork says what each takes.
   static constexpr std::size_t kMaxWorks = 8;
-  // Uploads at a time, of one tenant and of all.
+  // Uploads at a time, of one tenant that has a key, and of all.
   static constexpr std::size_t kTenantUploads = 4, kMaxUploads = 64;
 
   explicit FilesRoom(Parts parts);
@@ -132,6 +132,7 @@ class FilesRoom {
   std::map<std::string, std::unique_ptr<BatchWork>> works_;  // by id
   absl::flat_hash_map<std::string, RequestCounts> counted_;  // what metrics know of each work
   absl::flat_hash_map<std::string, std::int64_t> retry_ns_;  // by id of a batch whose work failed
+  std::int64_t expire_ns_ = 0;  // before then, nothing too old is dropped
   bool stopped_ = false;
 };
 

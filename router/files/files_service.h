@@ -2,8 +2,8 @@
 // live on. Owned by main.
 //
 // I/O threads post functions, which run on the files thread and get the room. None waits for the
-// disk. A client has one function posted at a time, so there are never more than connections, and
-// those that work on batches.
+// disk. A request has one function posted at a time, and one more when its client leaves, so there
+// are at most twice as many as connections, and those that work on batches.
 #pragma once
 
 #include <cstdint>

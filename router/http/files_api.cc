@@ -51,6 +51,10 @@ constexpr std::size_t kMaxOrderBytes = 128 << 10;
 // What the downloads of one I/O thread hold in memory, and each of them: the piece that is read and
 // the one that is being sent.
 constexpr std::size_t kContentBytes = 16u << 20, kDownloadBytes = 2 * kPieceBytes;
+// The downloads of one client at a time on one I/O thread, if clients have keys.
+constexpr std::size_t kTenantDownloads = 32;
+// A page of batches ends early when it has this much: their metadata may be long.
+constexpr std::size_t kListBytes = 512 << 10;
 
 absl::Status Disabled() {
   return WithField(absl::FailedPreconditionError(
@@ -151,13 +155,17 @@ class FileUpload final : public HttpUpload {
 class Download final : public HttpExchange {
  public:
   Download(FilesService* service, std::shared_ptr<IoDoor> door, MemoryCharge charge,
-           HttpReply& reply)
+           HttpReply& reply, std::function<void()> on_gone)
       : service_(*service),
         door_(std::move(door)),
         charge_(std::move(charge)),
         reply_(reply),
+        on_gone_(std::move(on_gone)),
         self_(std::make_shared<Download*>(this)) {}
-  ~Download() override { self_.reset(); }
+  ~Download() override {
+    self_.reset();
+    on_gone_();
+  }
 
   void Open(std::string tenant, std::string id, bool head_only) {
     Read([tenant = std::move(tenant), id = std::move(id),
@@ -222,6 +230,7 @@ class Download final : public HttpExchange {
   const std::shared_ptr<IoDoor> door_;
   const MemoryCharge charge_;
   HttpReply& reply_;
+  const std::function<void()> on_gone_;
   std::shared_ptr<FileContent> content_;  // null: not yet opened
   std::uint64_t at_ = 0;                  // bytes read
   bool reading_ = false;
@@ -316,8 +325,13 @@ FilesApi::Reply FilesApi::GetContent(HttpRequest& request, const std::string& id
                                      HttpReply& reply) {
   MemoryCharge charge(&content_);
   absl::Status refusal;
+  const auto running = downloads_.find(request.tenant);
   if (service_ == nullptr) {
     refusal = Disabled();
+  } else if (running != downloads_.end() && running->second >= kTenantDownloads) {
+    refusal = WithRetryAfter(
+        absl::ResourceExhaustedError(Cat(kTenantDownloads, " of your downloads are running")),
+        1000);
   } else if (!charge.Grow(kDownloadBytes)) {
     refusal = NoMemory();
   }
@@ -325,7 +339,15 @@ FilesApi::Reply FilesApi::GetContent(HttpRequest& request, const std::string& id
     SendError(refusal, reply);
     return nullptr;
   }
-  auto download = std::make_unique<Download>(service_, door_, std::move(charge), reply);
+  std::function<void()> on_gone = [] {};
+  if (const std::string& tenant = request.tenant; !tenant.empty()) {
+    ++downloads_[tenant];
+    on_gone = [this, tenant] {
+      if (--downloads_[tenant] == 0) downloads_.erase(tenant);
+    };
+  }
+  auto download =
+      std::make_unique<Download>(service_, door_, std::move(charge), reply, std::move(on_gone));
   download->Open(request.tenant, id, request.method == "HEAD");
   return download;
 }
@@ -366,9 +388,13 @@ FilesApi::Reply FilesApi::ListBatches(HttpRequest& request, const std::string&, 
                const auto page = room.ListBatches(tenant, *order);
                if (!page.ok()) return page.status();
                std::vector<std::pair<std::string, std::string>> objects;
-               for (const StoredBatch& batch : page->first)
+               std::size_t bytes = 0;
+               for (const StoredBatch& batch : page->first) {
+                 if (bytes >= kListBytes) break;
                  objects.emplace_back(batch.id, BatchJson(batch));
-               return ListJson(objects, page->second);
+                 bytes += objects.back().second.size();
+               }
+               return ListJson(objects, page->second || objects.size() < page->first.size());
              });
 }
 

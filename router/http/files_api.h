@@ -3,11 +3,13 @@
 // on. There is one for each handler.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "router/http/exchange.h"
@@ -56,6 +58,7 @@ class FilesApi {
   FilesMetrics* const metrics_;
   const std::shared_ptr<IoDoor> door_;
   MemoryBudget content_;
+  absl::flat_hash_map<std::string, std::size_t> downloads_;  // that are running, by tenant
 };
 
 }  // namespace flotilla::router

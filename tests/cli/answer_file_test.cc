@@ -43,7 +43,7 @@ class AnswerFileTest : public ::testing::Test {
       return absl::OkStatus();
     });
     EXPECT_TRUE(cut.ok()) << cut.status();
-    EXPECT_EQ(*cut, torn);
+    EXPECT_EQ(*cut, torn ? AnswerFile::Recovered::kTorn : AnswerFile::Recovered::kWhole);
     return lines;
   }
 
@@ -89,6 +89,29 @@ TEST_F(AnswerFileTest, AFileGoesOnWhereItWasTorn) {
     ASSERT_TRUE(file->Append("new\n").ok() && file->Sync().ok());
     EXPECT_EQ(Content(), std::string("one\ntwo\n").substr(0, 4 * whole) + "new\n") << kept;
   }
+}
+
+TEST_F(AnswerFileTest, ALongFileIsReadInSlices) {
+  Write("one\ntwo\nthree\nfo");
+  auto file = AnswerFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<std::string> lines;
+  const auto slice = [&](std::size_t bytes) {
+    lines.clear();
+    return *file->Recover(
+        [&](std::string_view line) {
+          lines.emplace_back(line);
+          return absl::OkStatus();
+        },
+        bytes);
+  };
+  EXPECT_EQ(slice(5), AnswerFile::Recovered::kMore);
+  EXPECT_THAT(lines, ElementsAre("one", "two"));
+  EXPECT_EQ(slice(1), AnswerFile::Recovered::kMore);
+  EXPECT_THAT(lines, ElementsAre("three"));
+  EXPECT_EQ(slice(1), AnswerFile::Recovered::kTorn);
+  EXPECT_THAT(lines, IsEmpty());
+  EXPECT_EQ(Content(), "one\ntwo\nthree\n");
 }
 
 TEST_F(AnswerFileTest, AnErrorNamesTheLineAndNothingIsCutOff) {

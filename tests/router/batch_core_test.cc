@@ -169,6 +169,49 @@ TEST(BatchCoreTest, WithoutALimitARefusalIsNeverAnAnswer) {
   }
 }
 
+TEST(BatchCoreTest, RefusedAndNewLinesTakeTurns) {
+  BatchCore core = Batch(4, {"a", "b", "c", "d", "e", "f"});
+  StartAll(core);
+  for (std::size_t line = 0; line < 4; ++line) EXPECT_TRUE(core.OnRefused(line, 429, 1, 0));
+  EXPECT_THAT(StartAll(core, kMs), ElementsAre(0, 4, 1, 5));
+}
+
+// The engine never has room for line 0, e.g. because its grammar can never be compiled.
+TEST(BatchCoreTest, ALineThatIsRefusedForEverHoldsUpNoOthersAndEnds) {
+  std::vector<std::string> ids;
+  for (int i = 0; i < 2000; ++i) ids.push_back(std::to_string(i));
+  BatchCore core = Batch(2, ids);
+  std::int64_t now = 0;
+  int refusals = 0;
+  while (!core.complete()) {
+    const std::vector<std::size_t> started = StartAll(core, now += 2000 * kMs);
+    ASSERT_FALSE(started.empty());
+    bool ends = false;
+    for (const std::size_t line : started) {
+      if (line != 0) core.OnAnswered(line, Ok(core.custom_id(line)));
+      if (line == 0) ends = true;
+    }
+    if (!ends) continue;
+    ++refusals;
+    if (!core.OnRefused(0, 429, 1, now)) core.OnAnswered(0, {.custom_id = "0", .status = 429});
+  }
+  EXPECT_EQ(refusals, BatchCore::kMaxPassedBy);
+}
+
+TEST(BatchCoreTest, LinesThatWereRefusedAreBounded) {
+  std::vector<std::string> ids;
+  for (int i = 0; i < 2000; ++i) ids.push_back(std::to_string(i));
+  BatchCore core = Batch(8, ids);
+  std::set<std::size_t> started;
+  for (std::int64_t i = 1; i < 1000; ++i) {
+    for (const std::size_t line : StartAll(core, i * 2000 * kMs)) {
+      started.insert(line);
+      ASSERT_TRUE(core.OnRefused(line, 429, 1, i * 2000 * kMs));
+    }
+  }
+  EXPECT_LE(started.size(), BatchCore::kMaxRefused + 8);
+}
+
 TEST(BatchCoreTest, TheConcurrencyMayChange) {
   BatchCore core = Batch(1, {"a", "b", "c", "d"});
   EXPECT_THAT(StartAll(core), ElementsAre(0));

@@ -2,6 +2,8 @@
 // and that a process that dies at any point loses no line and answers none twice.
 #include "router/files/files_room.h"
 
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -168,7 +170,7 @@ class FilesRoomTest : public ::testing::Test {
   }
 
   const testing::ScratchDirectory scratch_;
-  const std::string folder_ = scratch_.path() + "/files";
+  std::string folder_ = scratch_.path() + "/files";
   testing::ManualClock clock_;
   std::int64_t now_s_ = 1'000'000;
   int ids_ = 0;
@@ -369,6 +371,57 @@ TEST_F(FilesRoomTest, AFullDiskStopsABatchUntilThereIsRoom) {
   clock_.AdvanceNs(31'000'000'000);
   Finish();
   EXPECT_THAT(Ids(Content("a", batch.output_id)), ElementsAre("r0", "r1", "r2"));
+}
+
+// On a file system of 16 MiB that only this process sees. Making one needs rights.
+TEST_F(FilesRoomTest, AFullDiskCanBeFreed) {
+  if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+    GTEST_SKIP() << "this user may not mount file systems";
+  const std::string disk = scratch_.path() + "/disk";
+  fs::create_directory(disk);
+  ASSERT_EQ(mount("none", disk.c_str(), "tmpfs", 0, "size=16m"), 0);
+  folder_ = disk + "/files";
+  const std::string filler = disk + "/filler";
+  const auto fill = [&] {
+    std::ofstream file(filler, std::ios::binary | std::ios::app);
+    const std::string page(4096, 'x');
+    while (file.write(page.data(), 4096).flush().good()) continue;
+  };
+  FileLimits limits;
+  limits.tenant_bytes = std::uint64_t{1} << 30;
+  Restart(limits);
+  const std::string input = Upload("a", Input(3));
+  const std::string batch = Order("a", input), unused = Upload("a", std::string(1 << 20, 'x'));
+  const BatchOrder order = {.input_file_id = input,
+                            .window_s = 86'400,
+                            .metadata = '"' + std::string(100'000, 'x') + '"'};
+  // Batches that are added until the journal holds no more than it must.
+  const auto added = [&] {
+    for (int i = 0; i < 100; ++i) {
+      const absl::Status s = room_->AddBatch("a", order).status();
+      if (s.ok()) continue;
+      EXPECT_TRUE(absl::IsUnavailable(s)) << s;
+      EXPECT_THAT(std::string(s.message()), HasSubstr("no room on the disk"));
+      return i;
+    }
+    return 100;
+  };
+  fill();
+  // What adds is refused, what frees is not; and so it is after a new start.
+  EXPECT_LE(added(), 42);
+  EXPECT_EQ(added(), 0);
+  EXPECT_TRUE(room_->CancelBatch("a", batch).ok());
+  Restart(limits);
+  fill();
+  EXPECT_LE(added(), 42);
+  EXPECT_EQ(added(), 0);
+  Steps();
+  EXPECT_EQ(Batch("a", batch).status, BatchStatus::kCancelled);
+  EXPECT_TRUE(room_->RemoveFile("a", unused).ok());
+  fs::remove(filler);
+  EXPECT_TRUE(room_->AddBatch("a", order).ok());
+  End();
+  ASSERT_EQ(umount2(disk.c_str(), MNT_DETACH), 0);
 }
 
 TEST_F(FilesRoomTest, TheFolderIsForOneProcessAndOneUser) {
