@@ -30,10 +30,12 @@ endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 endif()
-# What the code of tests is compiled with, and their precompiled header, which gcc takes with the
-# same options only. Some of the libraries bring -pthread along. What tests test keeps -O2, and -O1
-# saves a sixth of the time that tests take to compile.
-set(FLOTILLA_TEST_FLAGS -pthread $<$<CONFIG:Release>:-O1>)
+# What the code of tests is compiled with, and their precompiled headers, which gcc takes with the
+# same options only. Some of the libraries bring -pthread along. What tests test keeps -O2, but the
+# linker takes templates that both use from the tests. So only tests that take little time have -O0,
+# which saves a fifth of the time to compile them.
+set(FLOTILLA_TEST_FLAGS -pthread $<$<CONFIG:Release>:-O0>)
+set(FLOTILLA_BUSY_TEST_FLAGS -pthread $<$<CONFIG:Release>:-O1>)
 # Instruction sets of the SIMD kernels: given to their own files only.
 set(FLOTILLA_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(FLOTILLA_AVX512_FLAGS -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni)
@@ -74,13 +76,18 @@ function(flotilla_together target)
   endif()
 endfunction()
 
-# flotilla_library(NAME name SRCS a.cc b.cc DEPS target... [PRECOMPILED target] [APART])
+# flotilla_library(NAME name SRCS a.cc b.cc DEPS target... [PRECOMPILED target] [APART] [FOR_TESTS])
 # A static library whose headers are included root-relative. PRECOMPILED: the target whose
 # precompiled header its sources take, flotilla_headers by default; NONE: they take none. APART: each
-# source is compiled alone.
+# source is compiled alone. FOR_TESTS: it is compiled as tests are.
 function(flotilla_library)
-  cmake_parse_arguments(F "APART" "NAME;PRECOMPILED" "SRCS;DEPS" ${ARGN})
-  if(NOT F_PRECOMPILED)
+  cmake_parse_arguments(F "APART;FOR_TESTS" "NAME;PRECOMPILED" "SRCS;DEPS" ${ARGN})
+  set(options -pthread)
+  if(F_FOR_TESTS)
+    set(F_PRECOMPILED flotilla_test_headers)
+    set(options ${FLOTILLA_TEST_FLAGS})
+    list(APPEND F_DEPS GTest::gtest)
+  elseif(NOT F_PRECOMPILED)
     set(F_PRECOMPILED flotilla_headers)
   endif()
   set_property(GLOBAL APPEND PROPERTY FLOTILLA_LIBRARIES ${F_NAME})
@@ -92,7 +99,7 @@ function(flotilla_library)
     target_include_directories(${F_NAME} PUBLIC ${PROJECT_SOURCE_DIR})
     target_link_libraries(${F_NAME} PUBLIC ${F_DEPS})
     if(TARGET ${F_PRECOMPILED})
-      target_compile_options(${F_NAME} PRIVATE -pthread)
+      target_compile_options(${F_NAME} PRIVATE ${options})
       target_precompile_headers(${F_NAME} REUSE_FROM ${F_PRECOMPILED})
     endif()
   else()
@@ -102,23 +109,41 @@ function(flotilla_library)
   endif()
 endfunction()
 
+# flotilla_program(NAME name SRCS a.cc DEPS target...)
+# A program that is no test.
+function(flotilla_program)
+  cmake_parse_arguments(F "" "NAME" "SRCS;DEPS" ${ARGN})
+  add_executable(${F_NAME} ${F_SRCS})
+  target_include_directories(${F_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${F_NAME} PRIVATE ${F_DEPS})
+  if(TARGET flotilla_headers)
+    target_compile_options(${F_NAME} PRIVATE -pthread)
+    target_precompile_headers(${F_NAME} REUSE_FROM flotilla_headers)
+  endif()
+endfunction()
+
 # flotilla_test(NAME name SRCS a_test.cc DEPS target... [TIMEOUT s] [SERIAL] [SERIAL_CASES filter]
-#               [HALVES] [APART] [COST s] [LABELS label...])
+#               [HALVES] [APART] [BUSY] [COST s] [LABELS label...])
 # One gtest binary, run by ctest as one test with the source folder as its
 # working directory (so data is found under tests/data). SERIAL: with no other test
 # beside it, since it compares times. SERIAL_CASES: only these cases of it, as a test of their own.
 # HALVES: as two tests, each every other one of its cases, since it takes long. APART: each source is
-# compiled alone. COST: about the seconds that it takes, if many; the longest tests begin first, so that none is left at the end.
+# compiled alone. BUSY: it computes much itself, so it is compiled with -O1. COST: about the seconds that it takes, if many; the longest tests begin first, so that none is left at the end.
 function(flotilla_test)
-  cmake_parse_arguments(F "SERIAL;HALVES;APART" "NAME;TIMEOUT;SERIAL_CASES;COST" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(F "SERIAL;HALVES;APART;BUSY" "NAME;TIMEOUT;SERIAL_CASES;COST" "SRCS;DEPS;LABELS" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(${F_NAME} ${F_SRCS})
   if(NOT F_APART)
     flotilla_together(${F_NAME})
   endif()
   target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  target_compile_options(${F_NAME} PRIVATE ${FLOTILLA_TEST_FLAGS})
-  target_precompile_headers(${F_NAME} REUSE_FROM flotilla_test_headers)
+  if(F_BUSY)
+    target_compile_options(${F_NAME} PRIVATE ${FLOTILLA_BUSY_TEST_FLAGS})
+    target_precompile_headers(${F_NAME} REUSE_FROM flotilla_busy_test_headers)
+  else()
+    target_compile_options(${F_NAME} PRIVATE ${FLOTILLA_TEST_FLAGS})
+    target_precompile_headers(${F_NAME} REUSE_FROM flotilla_test_headers)
+  endif()
   add_test(NAME ${F_NAME} COMMAND ${F_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set(tests ${F_NAME})
   if(F_HALVES OR F_SERIAL_CASES)

@@ -358,6 +358,8 @@ TEST_P(AttentionTest, BlocksBeforeTheWindowAreNotRead) {
 }
 
 TEST_P(AttentionTest, ChunkingChangesNothing) {
+  std::vector<int> chunks = {1, 7, 64};
+  if (GetParam() != Isa::kReference) chunks.insert(chunks.end(), {2, 16, 255});  // that is slow
   for (const KvFormat& format :
        {KvFormat::kBf16, KvFormat::kF32, KvFormat{KvType::kInt8, KvType::kFp8},
         KvFormat{KvType::kInt4, KvType::kInt4}, KvFormat{KvType::kInt8, KvType::kInt2}}) {
@@ -367,7 +369,7 @@ TEST_P(AttentionTest, ChunkingChangesNothing) {
       const Cache cache(ops(), format, 64, length, random, heads);
       for (const Variant& variant : {kVariants[0], kVariants[2], kVariants[8]}) {
         const std::vector<float> whole = cache.Attend(ops(), 0, 0, length, variant);
-        for (const int chunk : {1, 2, 7, 16, 64, 255}) {
+        for (const int chunk : chunks) {
           std::vector<float> parts;
           for (int begin = 0; begin < length; begin += chunk) {
             const std::vector<float> part =

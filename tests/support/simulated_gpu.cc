@@ -15,14 +15,13 @@
 namespace flotilla::testing {
 
 std::vector<SimulatedGpus> AllSimulatedGpus() {
+  const char* value = std::getenv("FLOTILLA_LONG");
+  const bool is_long = value != nullptr && std::strcmp(value, "1") == 0;
   std::vector<SimulatedGpus> all;
-  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+  for (std::uint64_t seed = 1; seed <= (is_long ? 5 : 2); ++seed) {
     all.push_back({absl::StrCat("GpuQueues", seed), GpuMode::kQueues, seed});
   }
-  const char* value = std::getenv("FLOTILLA_LONG");
-  if (value != nullptr && std::strcmp(value, "1") == 0) {
-    all.push_back({"GpuFibers", GpuMode::kFibers, /*seed=*/1});
-  }
+  if (is_long) all.push_back({"GpuFibers", GpuMode::kFibers, /*seed=*/1});
   return all;
 }
 

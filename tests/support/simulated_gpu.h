@@ -22,7 +22,8 @@ struct SimulatedGpus {
   std::uint64_t seed;
 };
 
-// What tests run on: queues in five orders, and with FLOTILLA_LONG=1 fibers too, which are slow.
+// What tests run on: queues in two orders, and with FLOTILLA_LONG=1 in five, and fibers, which are
+// slow.
 std::vector<SimulatedGpus> AllSimulatedGpus();
 
 // The pieces of work until the GPUs of MakeSimulatedGpus that are made from now on fail (1: the
