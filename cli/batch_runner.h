@@ -15,7 +15,6 @@
 #include "common/rt/clock.h"
 #include "router/batch/batch_core.h"
 #include "router/files/answer_file.h"
-#include "router/files/line_reader.h"
 #include "router/files/line_runner.h"
 #include "router/http/exchange.h"
 #include "router/service.h"
@@ -28,8 +27,8 @@ class BatchRunner final : private router::Dispatcher {
     router::InferenceService* service = nullptr;
     const Clock* clock = nullptr;
     Signals* signals = nullptr;
-    router::BatchCore* core = nullptr;    // knows all lines
-    router::LineReader* input = nullptr;  // at the first line
+    router::BatchCore* core = nullptr;  // knows all lines, and where they are
+    int input = -1;                     // a file; its offset does not matter
     router::AnswerFile* output = nullptr;
     // Called when the counts may have changed, and after `progress_ns` at the latest.
     std::function<void()> on_progress;

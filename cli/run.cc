@@ -61,9 +61,10 @@ absl::Status At(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-absl::Status AddLine(std::string_view text, router::BatchCore& core) {
-  const absl::StatusOr<router::BatchRequest> request = router::ParseBatchRequest(text);
-  return request.ok() ? core.Add(request->custom_id) : request.status();
+absl::Status AddLine(const router::TextLine& line, router::BatchCore& core) {
+  const absl::StatusOr<router::BatchRequest> request = router::ParseBatchRequest(line.text);
+  if (!request.ok()) return request.status();
+  return core.Add(request->custom_id, {line.begin, static_cast<std::uint32_t>(line.text.size())});
 }
 
 // Reads all lines, and tells the user which of them are wrong. Empty lines at the end do not count.
@@ -85,7 +86,7 @@ absl::Status AddLines(int fd, const std::string& path, router::BatchCore& core) 
       continue;
     }
     if (empty != 0) tell(std::exchange(empty, 0), "the line is empty");
-    const absl::Status added = AddLine(text, core);
+    const absl::Status added = AddLine(**line, core);
     if (absl::IsResourceExhausted(added)) return At(path, added);
     if (!added.ok()) tell(number, added.message());
   }
@@ -183,9 +184,8 @@ RoleFlags EngineFlags(const RunFlags& flags) {
   return role;
 }
 
-absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version,
-                           router::LineReader& input, router::AnswerFile& output,
-                           router::BatchCore& core) {
+absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version, int input,
+                           router::AnswerFile& output, router::BatchCore& core) {
   Signals signals;
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.role.log_level);
   if (!level.ok()) return level.status();
@@ -210,7 +210,7 @@ absl::StatusOr<int> Answer(const RunFlags& flags, const std::string& version,
          .clock = &clock,
          .signals = &signals,
          .core = &core,
-         .input = &input,
+         .input = input,
          .output = &output,
          .on_progress = [&progress] { progress.Update(); },
          .progress_ns = progress.period_ns(),
@@ -274,11 +274,7 @@ absl::StatusOr<int> RunBatch(const RunFlags& flags, const std::string& version) 
     std::cerr << router::SummaryText(core.counts(), core.counts(), 0);
     return router::AllSucceeded(core.counts()) ? kAllSucceeded : kSomeFailed;
   }
-  if (lseek(in->get(), 0, SEEK_SET) != 0) {
-    return absl::UnavailableError(absl::StrCat(flags.input, ": it cannot be read twice"));
-  }
-  router::LineReader input(in->get(), router::kMaxBatchLineBytes);
-  return Answer(flags, version, input, *output, core);
+  return Answer(flags, version, in->get(), *output, core);
 }
 
 }  // namespace flotilla::cli

@@ -15,7 +15,7 @@ constexpr std::int64_t kDefaultRetryMs = 200, kMaxRetryMs = 2000;
 
 }  // namespace
 
-absl::Status BatchCore::Add(const std::string& custom_id) {
+absl::Status BatchCore::Add(const std::string& custom_id, LinePlace place) {
   if (lines_.size() >= kMaxBatchLines) {
     return absl::ResourceExhaustedError(
         Cat("a batch has at most ", kMaxBatchLines, " lines; split the file"));
@@ -25,7 +25,7 @@ absl::Status BatchCore::Add(const std::string& custom_id) {
     return absl::AlreadyExistsError(
         Cat("line ", at->second + 1, " has the same custom_id '", custom_id, "'"));
   }
-  lines_.push_back({.custom_id = &at->first});
+  lines_.push_back({.custom_id = &at->first, .place = place});
   counts_.lines = lines_.size();
   return absl::OkStatus();
 }
@@ -50,25 +50,25 @@ std::optional<std::size_t> BatchCore::Next(std::int64_t now_ns) {
   while (next_ < lines_.size() && lines_[next_].state == State::kAnswered) ++next_;
   const bool has_new = next_ < lines_.size();
   std::size_t line = 0;
-  if (!again_.empty() && (!has_new || !new_is_next_ || again_.size() >= kMaxRefused)) {
+  if (!again_.empty() && (!has_new || !new_is_next_)) {
     line = again_.front();
     again_.pop_front();
     new_is_next_ = true;
   } else if (has_new) {
     line = next_++;
+    lines_[line].began = ++began_;
     new_is_next_ = false;
   } else {
     return std::nullopt;
   }
   lines_[line].state = State::kInFlight;
-  lines_[line].start = ++starts_;
   ++in_flight_;
   return line;
 }
 
 void BatchCore::OnAnswered(std::size_t line, const AnswerSummary& answer) {
   lines_[line].state = State::kAnswered;
-  last_answered_ = std::max(last_answered_, lines_[line].start);
+  last_answered_ = std::max(last_answered_, lines_[line].began);
   --in_flight_;
   Count(answer);
 }
@@ -76,10 +76,11 @@ void BatchCore::OnAnswered(std::size_t line, const AnswerSummary& answer) {
 bool BatchCore::OnRefused(std::size_t line, int status, std::int64_t retry_after_ms,
                           std::int64_t now_ns) {
   Line& refused = lines_[line];
-  if (status == 503 && max_unavailable_ > 0 && ++refused.unavailable >= max_unavailable_) {
-    return false;
+  if (max_unavailable_ > 0) {
+    if (status == 503 && ++refused.unavailable >= max_unavailable_) return false;
+    const bool passed_by = last_answered_ > refused.began || in_flight_ == 1;
+    if (status != 503 && passed_by && ++refused.passed_by >= kMaxPassedBy) return false;
   }
-  if (last_answered_ > refused.start && ++refused.passed_by >= kMaxPassedBy) return false;
   refused.state = State::kWaiting;
   --in_flight_;
   again_.push_back(line);

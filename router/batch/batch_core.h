@@ -24,8 +24,14 @@
 
 namespace flotilla::router {
 
-// The most lines of a batch. Each takes some 110 bytes of memory, besides its custom_id.
+// The most lines of a batch. Each takes some 130 bytes of memory, besides its custom_id.
 inline constexpr std::size_t kMaxBatchLines = 10'000'000;
+
+// Where a line is in the input: its first byte, and its length without the line end.
+struct LinePlace {
+  std::uint64_t begin = 0;
+  std::uint32_t bytes = 0;
+};
 
 struct BatchCounts {
   std::uint64_t lines = 0;
@@ -40,10 +46,9 @@ struct BatchCounts {
 class BatchCore {
  public:
   static constexpr int kMaxUnavailable = 10;
-  // A line is refused at most so often while the engine answers lines that started after it.
+  // How often a line is refused for load although the engine has answered lines that began after
+  // it, or has no other line of the batch.
   static constexpr std::uint16_t kMaxPassedBy = 1000;
-  // The most lines that wait after a refusal while new ones start. The owner keeps their requests.
-  static constexpr std::size_t kMaxRefused = 256;
 
   // At most `concurrency` lines are in flight, which is at least 1. See OnRefused for the other.
   explicit BatchCore(std::uint32_t concurrency, int max_unavailable = kMaxUnavailable)
@@ -51,9 +56,9 @@ class BatchCore {
   // Counts for lines that start from now on.
   void set_concurrency(std::uint32_t concurrency) { concurrency_ = concurrency; }
 
-  // Adds the next line of the input. ALREADY_EXISTS names the line that has the same id;
-  // RESOURCE_EXHAUSTED: there are kMaxBatchLines already.
-  absl::Status Add(const std::string& custom_id);
+  // Adds the next line of the input, which is at `place`. ALREADY_EXISTS names the line that has
+  // the same id; RESOURCE_EXHAUSTED: there are kMaxBatchLines already.
+  absl::Status Add(const std::string& custom_id, LinePlace place = {});
 
   // An earlier run has answered. NOT_FOUND: no line has this id. ALREADY_EXISTS: the line has been
   // answered already.
@@ -69,8 +74,8 @@ class BatchCore {
 
   // The engine has no room for the line (429), or does not serve now (503). True: the line starts
   // again, and no line starts before `retry_after_ms` have passed. False: it was refused with 503
-  // max_unavailable times (0: as often as it may be), or kMaxPassedBy times while the engine
-  // answered lines that had started later; then the refusal is its answer.
+  // max_unavailable times, or kMaxPassedBy times as said there; then the refusal is its answer. If
+  // max_unavailable is 0, it always starts again: the owner ends the batch at some time.
   bool OnRefused(std::size_t line, int status, std::int64_t retry_after_ms, std::int64_t now_ns);
 
   // No line starts any more.
@@ -82,6 +87,7 @@ class BatchCore {
   bool complete() const { return counts_.answered == counts_.lines; }
   // Nothing is in flight, and nothing will start.
   bool over() const { return in_flight_ == 0 && (stopping_ || complete()); }
+  LinePlace place(std::size_t line) const { return lines_[line].place; }
   const std::string& custom_id(std::size_t line) const { return *lines_[line].custom_id; }
   bool answered(std::size_t line) const { return lines_[line].state == State::kAnswered; }
   const BatchCounts& counts() const { return counts_; }
@@ -92,8 +98,9 @@ class BatchCore {
     const std::string* custom_id;  // a key of index_
     State state = State::kWaiting;
     std::uint8_t unavailable = 0;  // how often it was refused with 503, if that is limited
-    std::uint16_t passed_by = 0;   // how often a later one was answered before it was refused
-    std::uint64_t start = 0;       // the number of its last start
+    std::uint16_t passed_by = 0;   // see kMaxPassedBy; the same
+    std::uint32_t began = 0;       // the number of its first start; 0: it has not started
+    LinePlace place;
   };
 
   void Count(const AnswerSummary& answer);
@@ -102,11 +109,11 @@ class BatchCore {
   const int max_unavailable_;
   std::vector<Line> lines_;
   absl::node_hash_map<std::string, std::size_t> index_;  // by custom_id
-  std::size_t next_ = 0;           // lines before it were started, or answered before
-  std::deque<std::size_t> again_;  // lines that were refused
-  bool new_is_next_ = false;       // a refused line has had its turn
-  std::uint64_t starts_ = 0;
-  std::uint64_t last_answered_ = 0;  // the latest start of a line that is answered
+  std::size_t next_ = 0;             // lines before it were started, or answered before
+  std::deque<std::size_t> again_;    // lines that were refused
+  bool new_is_next_ = false;         // a refused line has had its turn
+  std::uint32_t began_ = 0;          // lines that have started
+  std::uint32_t last_answered_ = 0;  // the latest `began` of a line that is answered
   std::int64_t resume_ns_ = 0;
   std::uint32_t in_flight_ = 0;
   bool stopping_ = false;

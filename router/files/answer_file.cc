@@ -77,8 +77,21 @@ absl::Status AnswerFile::Append(std::string_view lines) {
 }
 
 absl::Status AnswerFile::Sync() {
-  if (regular_ && lost_.ok() && fdatasync(fd_.get()) != 0) lost_ = Error("cannot sync");
+  if (!regular_ || !lost_.ok()) return lost_;
+  struct stat stat {};
+  if (fstat(fd_.get(), &stat) != 0 || fdatasync(fd_.get()) != 0) {
+    lost_ = Error("cannot sync");
+  } else {
+    synced_bytes_ = static_cast<std::uint64_t>(stat.st_size);
+  }
   return lost_;
+}
+
+absl::Status AnswerFile::DropUnsynced() {
+  if (!regular_ || ftruncate(fd_.get(), static_cast<off_t>(synced_bytes_)) == 0) {
+    return absl::OkStatus();
+  }
+  return Error("cannot drop the last lines of");
 }
 
 }  // namespace flotilla::router

@@ -43,6 +43,10 @@ class AnswerFile {
   // the system may then have lost lines, and says so only once.
   absl::Status Sync();
 
+  // After an error of Sync: drops the lines since the last one that succeeded, or all if none did.
+  // UNAVAILABLE names the path and the system's error.
+  absl::Status DropUnsynced();
+
   int fd() const { return fd_.get(); }
 
  private:
@@ -54,7 +58,8 @@ class AnswerFile {
   UniqueFd fd_;
   bool regular_ = false;
   std::unique_ptr<LineReader> recovery_;  // null: Recover has not begun, or has ended
-  absl::Status lost_;                     // of the first Sync that failed
+  std::uint64_t synced_bytes_ = 0;
+  absl::Status lost_;  // of the first Sync that failed
 };
 
 }  // namespace flotilla::router

@@ -1,7 +1,5 @@
 #include "router/files/batch_work.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -96,7 +94,8 @@ absl::Status BatchWork::AddLine(const TextLine& line) {
               .param = "url",
               .line = line.number});
   }
-  const absl::Status added = request.ok() ? core_.Add(request->custom_id) : absl::OkStatus();
+  const LinePlace place{line.begin, static_cast<std::uint32_t>(line.text.size())};
+  const absl::Status added = request.ok() ? core_.Add(request->custom_id, place) : absl::OkStatus();
   if (!added.ok()) {
     AddError({.code = "duplicate_custom_id",
               .message = std::string(added.message()),
@@ -115,8 +114,11 @@ absl::Status BatchWork::Begin() {
   if (!errors.ok()) return errors.status();
   output_ = *std::move(output);
   error_output_ = *std::move(errors);
+  reader_.reset();
   phase_ = Phase::kRecovering;
-  return absl::OkStatus();
+  return Reserve(
+      parts_.store->DataBytes(batch_.output_id) + parts_.store->DataBytes(batch_.error_id),
+      /*within_quota=*/false);
 }
 
 absl::Status BatchWork::Recover() {
@@ -131,21 +133,16 @@ absl::Status BatchWork::Recover() {
   if (!recovered.ok()) return recovered.status();
   if (*recovered == AnswerFile::Recovered::kMore) return absl::OkStatus();
   if (!std::exchange(output_recovered_, true)) return absl::OkStatus();
-  if (lseek(input_.get(), 0, SEEK_SET) != 0) return absl::UnavailableError("cannot seek");
-  const std::uint64_t there =
-      parts_.store->DataBytes(batch_.output_id) + parts_.store->DataBytes(batch_.error_id);
-  if (absl::Status s = Reserve(there, /*within_quota=*/false); !s.ok()) return s;
   BeginAnswering();
   return absl::OkStatus();
 }
 
 void BatchWork::BeginAnswering() {
-  reader_.emplace(input_.get(), kMaxBatchLineBytes);
   runner_.emplace(LineRunner::Parts{
       .handler = parts_.handler,
       .clock = parts_.clock,
       .core = &core_,
-      .input = &*reader_,
+      .input = input_.get(),
       .output = &*output_,
       .errors = &*error_output_,
       .tenant = batch_.tenant,
@@ -195,9 +192,9 @@ absl::Status BatchWork::FailTheRest() {
 
 absl::Status BatchWork::Sync() { return runner_->Sync(); }
 
-void BatchWork::DropAnswers() {
-  parts_.store->RemoveData(batch_.output_id);
-  parts_.store->RemoveData(batch_.error_id);
+absl::Status BatchWork::DropUnsynced() {
+  const absl::Status output = output_->DropUnsynced(), errors = error_output_->DropUnsynced();
+  return output.ok() ? errors : output;
 }
 
 RequestCounts BatchWork::counts() const {

@@ -76,8 +76,9 @@ class BatchWork {
   absl::Status FailTheRest();
   // Returns when all answers are on the disk. After an error all later calls fail, too.
   absl::Status Sync();
-  // Removes all answers, so that a new work computes them again: the disk may have lost some.
-  void DropAnswers();
+  // After such an error: drops the answers since the last sync, which the disk may have lost, so
+  // that a new work computes them again. Errors: as AnswerFile.
+  absl::Status DropUnsynced();
 
   RequestCounts counts() const;
   // What the batch has come to, once it was stopped or is complete, and was synced.

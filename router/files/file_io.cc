@@ -21,6 +21,16 @@ bool IsRegular(int fd) {
   return fstat(fd, &stat) == 0 && S_ISREG(stat.st_mode);
 }
 
+bool ReadAt(int fd, std::uint64_t at, std::string& text) {
+  for (std::size_t got = 0; got < text.size();) {
+    const ssize_t n = pread(fd, text.data() + got, text.size() - got, static_cast<off_t>(at + got));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    got += static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
 bool WriteAll(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());

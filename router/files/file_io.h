@@ -2,6 +2,7 @@
 // thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,9 @@ absl::Status ErrnoError(std::string_view what, const std::string& path);
 
 // Whether it is a file, and no pipe or device.
 bool IsRegular(int fd);
+
+// Fills `text` with the bytes from `at` on. False: there are fewer, or errno says why not.
+bool ReadAt(int fd, std::uint64_t at, std::string& text);
 
 // Writes all of `text`. False: errno says why not.
 bool WriteAll(int fd, std::string_view text);

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -48,10 +49,11 @@ bool SyncFolder(const std::string& path) {
   return folder.ok() && fsync(folder.get()) == 0;
 }
 
-// Whether the record adds a file of a client, or a batch.
+// Whether the record adds a file of a client or a batch, or begins to compute one.
 bool Adds(const LedgerRecord& record) {
-  return record.batch.has_value() ? record.batch->status == BatchStatus::kValidating
-                                  : !record.files.empty();
+  if (!record.batch.has_value()) return !record.files.empty();
+  return record.batch->status == BatchStatus::kValidating ||
+         record.batch->status == BatchStatus::kInProgress;
 }
 
 // The names in a folder that are ids of files.
@@ -118,7 +120,11 @@ absl::Status FileStore::ReadJournal() {
 absl::Status FileStore::Reopen() {
   const std::string path = folder_ + "/journal";
   journal_.Reset(open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
-  if (!journal_.ok() || ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0 ||
+  struct stat stat {};
+  if (!journal_.ok() || fstat(journal_.get(), &stat) != 0) return Error("cannot open", path);
+  // To cut off nothing would cut off the blocks behind the end.
+  const bool torn = static_cast<std::uint64_t>(stat.st_size) != journal_bytes_;
+  if ((torn && ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0) ||
       fdatasync(journal_.get()) != 0) {
     return Error("cannot go on with", path);
   }
@@ -127,18 +133,24 @@ absl::Status FileStore::Reopen() {
 }
 
 bool FileStore::HoldBlocks() {
-  if (held_end_ >= journal_bytes_ + kHeldBytes) return true;
-  for (const std::uint64_t bytes : {2 * kHeldBytes, kHeldBytes}) {
+  const std::uint64_t least = journal_bytes_ + kHeldBytes;
+  if (held_end_ >= least) return true;
+  // Some file systems let go of all that they were asked for if they have not enough. So less is
+  // asked for then, and never what is held already.
+  for (std::uint64_t bytes = 2 * kHeldBytes; bytes >= kHeldBytes / 8; bytes /= 2) {
+    const std::uint64_t begin = std::max(held_end_, journal_bytes_), end = journal_bytes_ + bytes;
+    if (end <= begin) return false;
     int held = 0;
     do {
-      held = fallocate(journal_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(journal_bytes_),
-                       static_cast<off_t>(bytes));
+      held = fallocate(journal_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                       static_cast<off_t>(end - begin));
     } while (held != 0 && errno == EINTR);
-    if (held == 0 || errno == EOPNOTSUPP) {
-      held_end_ = journal_bytes_ + bytes;
-      return true;
-    }
+    if (held != 0 && errno != EOPNOTSUPP) continue;
+    held_end_ = end;
+    break;
   }
+  if (held_end_ >= least) return true;
+  errno = ENOSPC;
   return false;
 }
 
@@ -148,8 +160,12 @@ absl::Status FileStore::Rewrite() {
   if (!file.ok()) return Error("cannot make", next);
   std::string text;
   for (const LedgerRecord& record : ledger_.Snapshot()) text += JournalLine(record);
-  if (!WriteAll(file.get(), text) || fsync(file.get()) != 0) return Error("cannot write to", next);
-  if (rename(next.c_str(), path.c_str()) != 0) return Error("cannot replace", path);
+  if (!WriteAll(file.get(), text) || fsync(file.get()) != 0 ||
+      rename(next.c_str(), path.c_str()) != 0) {
+    const absl::Status error = Error("cannot replace", path);
+    unlink(next.c_str());
+    return error;
+  }
   // From here on the old journal may be gone, so changes must not go there.
   journal_ = std::move(file);
   journal_bytes_ = snapshot_bytes_ = text.size();
@@ -175,6 +191,7 @@ absl::Status FileStore::Commit(LedgerRecord record) {
   if (Adds(record) && !HoldBlocks()) {
     return Error("there is no room on the disk of", folder_);
   }
+  broken_ = true;  // until all is done, whatever ends this function
   if (!WriteAll(journal_.get(), line)) {
     const absl::Status error = Error("cannot write to the journal of", folder_);
     broken_ = ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0;
@@ -182,7 +199,7 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     return error;
   }
   if (fdatasync(journal_.get()) != 0) {
-    broken_ = true;  // a second sync may succeed although the bytes are lost
+    // A second sync may succeed although the bytes are lost.
     return Error("cannot sync the journal of", folder_);
   }
   journal_bytes_ += line.size();
@@ -192,6 +209,7 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     dropped.push_back(record.batch->error_id);
   }
   if (absl::Status s = ledger_.Apply(std::move(record)); !s.ok()) return s;
+  broken_ = false;
   for (const std::string& id : dropped) {
     if (id.starts_with(kFilePrefix) && !ledger_.Needs(id)) RemoveData(id);
   }

@@ -62,8 +62,8 @@ class FileStore {
   absl::Status Rewrite();
   // Goes on with the journal that is there, without what does not count at its end.
   absl::Status Reopen();
-  // Takes blocks of the disk beyond the end of the journal, as many as it is to hold. False: errno
-  // says why not. True also if this file system cannot.
+  // Takes blocks of the disk beyond the end of the journal, as many as it is to hold. False: it has
+  // fewer now, and errno says why. True also if this file system cannot.
   bool HoldBlocks();
   absl::Status RemoveStrays();
   absl::Status Error(const char* what, const std::string& path) const;

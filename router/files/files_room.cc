@@ -10,6 +10,7 @@
 
 #include "common/types/text.h"
 #include "router/errors.h"
+#include "router/files/file_io.h"
 
 namespace flotilla::router {
 namespace {
@@ -49,15 +50,12 @@ absl::Status IncomingFile::Write(std::string_view bytes) {
   if (absl::Status s = store_.ledger().Reserve(tenant_, bytes.size()); !s.ok()) return s;
   bytes_ += bytes.size();
   unsynced_ += bytes.size();
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd_.get(), bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return absl::UnavailableError(Cat("cannot keep it: ", std::strerror(errno)));
-    bytes.remove_prefix(static_cast<std::size_t>(written));
+  bool kept = WriteAll(fd_.get(), bytes);
+  if (kept && unsynced_ >= kSyncBytes) {
+    unsynced_ = 0;
+    kept = fdatasync(fd_.get()) == 0;
   }
-  if (unsynced_ < kSyncBytes) return absl::OkStatus();
-  unsynced_ = 0;
-  if (fdatasync(fd_.get()) == 0) return absl::OkStatus();
+  if (kept) return absl::OkStatus();
   return absl::UnavailableError(Cat("cannot keep it: ", std::strerror(errno)));
 }
 
@@ -100,9 +98,10 @@ absl::StatusOr<StoredFile> FilesRoom::AddFile(IncomingFile& file, std::string na
   if (!record.ok()) return record.status();
   if (absl::Status s = parts_.store->SyncData(file.fd_.get()); !s.ok()) return s;
   StoredFile added = record->files.front();
+  const bool was_broken = parts_.store->broken();
   const absl::Status s = parts_.store->Commit(*std::move(record));
-  // If nobody knows what the journal has on the disk, the next process finds it out.
-  file.added_ = s.ok() || parts_.store->broken();
+  // If nobody knows whether the journal has it on the disk, the next process finds it out.
+  file.added_ = s.ok() || (!was_broken && parts_.store->broken());
   if (!s.ok()) return s;
   return added;
 }
@@ -291,11 +290,7 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
                       {{"batch", work.id()}, {"tenant", work.tenant()}, {"reason", why}});
   work.Stop();
   const bool synced = work.phase() != BatchWork::Phase::kAnswering || work.Sync().ok();
-  if (!synced) {
-    parts_.log->Warning("answers are computed again, because the disk may have lost some",
-                        {{"batch", work.id()}, {"tenant", work.tenant()}});
-    work.DropAnswers();
-  }
+  if (!synced) DropUnsynced(work);
   if (synced && (no_room || batch.expires_s <= parts_.now_s())) {
     const bool cancelled = batch.status == BatchStatus::kCancelling;
     BatchEnd end = work.End(cancelled ? BatchStatus::kCancelled : BatchStatus::kFailed);
@@ -307,6 +302,13 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
   }
   parts_.metrics->OnStuck();
   return true;
+}
+
+void FilesRoom::DropUnsynced(BatchWork& work) {
+  parts_.log->Warning("answers are computed again, because the disk may have lost some",
+                      {{"batch", work.id()}, {"tenant", work.tenant()}});
+  const absl::Status dropped = work.DropUnsynced();
+  if (!dropped.ok()) parts_.log->Error("answers cannot be dropped", {{"reason", dropped}});
 }
 
 absl::Status FilesRoom::Advance(const BatchWork& work, BatchStatus status) {
@@ -351,8 +353,7 @@ void FilesRoom::Stop() {
   for (auto& [id, work] : works_) {
     work->Stop();
     if (work->phase() != BatchWork::Phase::kAnswering) continue;
-    const absl::Status synced = work->Sync();
-    if (!synced.ok()) parts_.log->Warning("batch cannot be synced", {{"reason", synced}});
+    if (!work->Sync().ok()) DropUnsynced(*work);
   }
   works_.clear();
   retry_ns_.clear();

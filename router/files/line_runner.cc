@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "common/types/text.h"
+#include "router/files/file_io.h"
 #include "router/http/api_error.h"
 
 namespace flotilla::router {
@@ -33,7 +34,7 @@ class LineRunner::Flight final : public HttpReply {
       : runner_(*runner), line_(line), request_(std::move(request)) {}
 
   const BatchRequest& request() const { return request_; }
-  // Owns the work until the line starts again, or is gone.
+  // Owns the work until the flight is gone.
   void Hold(std::unique_ptr<HttpExchange> exchange) { exchange_ = std::move(exchange); }
 
   void Send(int status, std::string_view, std::string body, const HttpHeaders& headers) override {
@@ -96,26 +97,19 @@ absl::Status LineRunner::Sync() {
 absl::Status LineRunner::StartLines() {
   const std::int64_t now_ns = parts_.clock->NowNs();
   while (const std::optional<std::size_t> line = parts_.core->Next(now_ns)) {
-    std::unique_ptr<Flight>& flight = flights_[*line];
-    if (flight == nullptr) {
-      absl::StatusOr<BatchRequest> request = Read(*line);
-      if (!request.ok()) return request.status();
-      flight = std::make_unique<Flight>(this, *line, *std::move(request));
-    }
-    Send(*line, *flight);
+    absl::StatusOr<BatchRequest> request = Read(*line);
+    if (!request.ok()) return request.status();
+    auto flight = std::make_unique<Flight>(this, *line, *std::move(request));
+    Send(*line, *(flights_[*line] = std::move(flight)));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<BatchRequest> LineRunner::Read(std::size_t line) {
-  absl::StatusOr<std::optional<TextLine>> text = std::nullopt;
-  for (; read_ <= line; ++read_) {
-    text = parts_.input->Next();
-    if (!text.ok()) return text.status();
-    if (!text->has_value()) break;
-  }
-  if (text->has_value()) {
-    absl::StatusOr<BatchRequest> request = ParseBatchRequest((*text)->text);
+  const LinePlace place = parts_.core->place(line);
+  std::string text(place.bytes, '\0');
+  if (ReadAt(parts_.input, place.begin, text)) {
+    absl::StatusOr<BatchRequest> request = ParseBatchRequest(text);
     if (request.ok() && request->custom_id == parts_.core->custom_id(line)) return request;
   }
   return absl::AbortedError(
@@ -148,7 +142,7 @@ absl::Status LineRunner::TakeEnded() {
     const int status = may_come ? 503 : reply.status();
     const bool refused = status == 429 || status == 503;
     if (refused && core.OnRefused(line, status, reply.retry_after_ms(), now_ns)) {
-      reply.Hold(nullptr);
+      flights_.erase(line);  // it is read again
       continue;
     }
     const std::string text =

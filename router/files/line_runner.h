@@ -22,7 +22,6 @@
 #include "router/batch/batch_core.h"
 #include "router/batch/batch_line.h"
 #include "router/files/answer_file.h"
-#include "router/files/line_reader.h"
 #include "router/http/exchange.h"
 
 namespace flotilla::router {
@@ -32,8 +31,8 @@ class LineRunner {
   struct Parts {
     HttpHandler* handler = nullptr;
     const Clock* clock = nullptr;
-    BatchCore* core = nullptr;     // knows all lines
-    LineReader* input = nullptr;   // at the first line
+    BatchCore* core = nullptr;     // knows all lines, and where they are
+    int input = -1;                // a file; its offset does not matter
     AnswerFile* output = nullptr;  // for answers with status 200
     AnswerFile* errors = nullptr;  // for the others; may be `output`
     std::string tenant = {};       // whose requests they are
@@ -74,10 +73,8 @@ class LineRunner {
   absl::Status Write(const std::string& output, const std::string& errors);
 
   const Parts parts_;
-  // By line: those in flight, and those that were refused and start again.
-  std::unordered_map<std::size_t, std::unique_ptr<Flight>> flights_;
-  std::vector<std::size_t> ended_;           // lines whose reply has come
-  std::size_t read_ = 0;                     // lines read from the input
+  std::unordered_map<std::size_t, std::unique_ptr<Flight>> flights_;  // by line
+  std::vector<std::size_t> ended_;                                    // lines whose reply has come
   std::optional<std::int64_t> unsynced_ns_;  // since when answers wait for a sync
 };
 

@@ -1,12 +1,8 @@
 #include "router/http/files_api.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/types/text.h"
 #include "router/errors.h"
+#include "router/files/file_io.h"
 #include "router/files/files_service.h"
 #include "router/http/api_error.h"
 #include "router/http/file_objects.h"
@@ -203,13 +200,8 @@ class Download final : public HttpExchange {
 
   static absl::StatusOr<std::string> ReadPiece(const FileContent& content, std::uint64_t at) {
     std::string piece(std::min<std::uint64_t>(kPieceBytes, content.bytes - at), '\0');
-    std::size_t got = 0;
-    while (got < piece.size()) {
-      const ssize_t n = pread(content.fd.get(), piece.data() + got, piece.size() - got,
-                              static_cast<off_t>(at + got));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return absl::InternalError("the file cannot be read");
-      got += static_cast<std::size_t>(n);
+    if (!ReadAt(content.fd.get(), at, piece)) {
+      return absl::InternalError("the file cannot be read");
     }
     return piece;
   }

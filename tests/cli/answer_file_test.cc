@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -123,6 +124,20 @@ TEST_F(AnswerFileTest, AnErrorNamesTheLineAndNothingIsCutOff) {
   });
   EXPECT_EQ(std::string(torn.status().message()), path_ + " line 2: not that");
   EXPECT_EQ(Content(), "one\ntwo\nthr");
+}
+
+TEST_F(AnswerFileTest, WhatMayBeLostIsDropped) {
+  Write("one\n");
+  auto file = AnswerFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  Recover(*file, false);
+  ASSERT_TRUE(file->Append("two\n").ok() && file->Sync().ok());
+  ASSERT_TRUE(file->Append("three\n").ok());
+  ASSERT_TRUE(file->DropUnsynced().ok());
+  EXPECT_EQ(Content(), "one\ntwo\n");
+  auto other = AnswerFile::Open(folder_.path() + "/other");
+  ASSERT_TRUE(other.ok() && other->Append("one\n").ok() && other->DropUnsynced().ok());
+  EXPECT_EQ(std::filesystem::file_size(folder_.path() + "/other"), 0u);
 }
 
 TEST_F(AnswerFileTest, OneProcessWritesAtATime) {

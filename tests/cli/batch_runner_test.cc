@@ -55,12 +55,15 @@ class BatchRunnerTest : public ::testing::Test {
     core_ = std::make_unique<router::BatchCore>(concurrency);
     std::ofstream in(folder_.path() + "/in");
     for (int i = 0; i < lines; ++i) {
-      in << Line(i);
-      EXPECT_TRUE(core_->Add(absl::StrCat("r", i)).ok());
+      const std::string line = Line(i);
+      const auto begin = static_cast<std::uint64_t>(in.tellp());
+      in << line;
+      EXPECT_TRUE(
+          core_->Add(absl::StrCat("r", i), {begin, static_cast<std::uint32_t>(line.size() - 1)})
+              .ok());
     }
     in.close();
     const UniqueFd fd(open((folder_.path() + "/in").c_str(), O_RDONLY));
-    router::LineReader input(fd.get(), router::kMaxBatchLineBytes);
     absl::StatusOr<router::AnswerFile> file =
         router::AnswerFile::Open(output == "out" ? folder_.path() + "/out" : output);
     if (!file.ok()) return file.status();
@@ -68,7 +71,7 @@ class BatchRunnerTest : public ::testing::Test {
                         .clock = &clock_,
                         .signals = &signals_,
                         .core = core_.get(),
-                        .input = &input,
+                        .input = fd.get(),
                         .output = &*file,
                         .on_progress = [] {},
                         .progress_ns = 10'000'000'000,

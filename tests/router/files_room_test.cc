@@ -396,12 +396,16 @@ TEST_F(FilesRoomTest, AFullDiskCanBeFreed) {
                             .window_s = 86'400,
                             .metadata = '"' + std::string(100'000, 'x') + '"'};
   // Batches that are added until the journal holds no more than it must.
+  std::string last;
   const auto added = [&] {
     for (int i = 0; i < 100; ++i) {
-      const absl::Status s = room_->AddBatch("a", order).status();
-      if (s.ok()) continue;
-      EXPECT_TRUE(absl::IsUnavailable(s)) << s;
-      EXPECT_THAT(std::string(s.message()), HasSubstr("no room on the disk"));
+      const auto one = room_->AddBatch("a", order);
+      if (one.ok()) {
+        last = one->id;
+        continue;
+      }
+      EXPECT_TRUE(absl::IsUnavailable(one.status())) << one.status();
+      EXPECT_THAT(std::string(one.status().message()), HasSubstr("no room on the disk"));
       return i;
     }
     return 100;
@@ -413,8 +417,8 @@ TEST_F(FilesRoomTest, AFullDiskCanBeFreed) {
   EXPECT_TRUE(room_->CancelBatch("a", batch).ok());
   Restart(limits);
   fill();
-  EXPECT_LE(added(), 42);
   EXPECT_EQ(added(), 0);
+  EXPECT_TRUE(room_->CancelBatch("a", last).ok());  // a record of 100 kB
   Steps();
   EXPECT_EQ(Batch("a", batch).status, BatchStatus::kCancelled);
   EXPECT_TRUE(room_->RemoveFile("a", unused).ok());
