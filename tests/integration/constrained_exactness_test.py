@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from flotilla_server import MODEL, SANITIZED, Fleet, Server, wait_until
+from flotilla_server import MODEL, SANITIZED, Fleet, Server, accepted, wait_until
 from fleet_test import Stream
 
 SCHEMA = {
@@ -42,7 +42,7 @@ def beams():
 
 def ask(server, body):
     return [(choice["token_ids"], choice["logprobs"], choice["finish_reason"], choice["text"])
-            for choice in server.post("/v1/completions", **body)["choices"]]
+            for choice in accepted(lambda: server.http.post("/v1/completions", json=body)).json()["choices"]]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,8 @@ def test_company_changes_no_bit(tmp_path, alone, how):
     with Server(tmp_path, *HOW[how]) as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
         # Each of them twice, and free requests, which take the blocks of those that have begun.
         answers = [pool.submit(ask, server, body) for body in (requests() + beams()) * 2]
-        wait_until(lambda: server.metric("flotilla_scheduler_tokens_total", kind="generated") > 16, "tokens")
+        wait_until(lambda: server.metric("flotilla_scheduler_tokens_total", kind="generated") > 16, "tokens",
+                   seconds=120)
         free = [pool.submit(server.post, "/v1/completions", model=MODEL, prompt=f"Number {i} is",
                             max_tokens=48, ignore_eos=True, priority=5) for i in range(8)]
         assert [one.result() for one in answers] == alone * 2
@@ -112,6 +113,6 @@ def test_a_replay_goes_on_with_the_same_bits(tmp_path):
     with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(6) as pool:
         streams = [Stream(fleet.url, body) for body in bodies]
         running = [pool.submit(stream.run) for stream in streams]
-        wait_until(lambda: all(stream.token_count() > 3 for stream in streams[:3]), "tokens")
+        wait_until(lambda: all(stream.token_count() > 3 for stream in streams[:3]), "tokens", seconds=120)
         os.kill(fleet.group.members()[0][0], signal.SIGKILL)
         assert [one.result().answer() for one in running] == expected

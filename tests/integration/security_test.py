@@ -320,7 +320,7 @@ class Endless:
 
     def run(self):
         with httpx.stream("POST", f"{self.fleet.url}/v1/completions", headers=bearer(KEY),
-                          json=dict(self.body, max_tokens=2000, stream=True),
+                          json=dict(self.body, max_tokens=3500, stream=True),
                           timeout=60) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():

@@ -1,5 +1,6 @@
 """`flotilla top` in a terminal: keys, widths, and that it restores the terminal afterwards."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -52,9 +53,10 @@ class Top:
     def picture(self, having, seconds=60):
         """The lines of the next whole picture that has these words."""
         text, deadline = "", time.monotonic() + seconds
+        decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         while time.monotonic() < deadline:
             if select.select([self.terminal], [], [], 0.1)[0]:
-                text += os.read(self.terminal, 1 << 16).decode()
+                text += decoder.decode(os.read(self.terminal, 1 << 16))
             for one in re.findall(r"\x1b\[2J(?:\x1b\[\?7l)?(.*?)(?:\x1b\[\?7h|(?=\x1b\[H))", text,
                                   re.S):
                 if all(word in one for word in having):
