@@ -73,7 +73,14 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
 }
 
 absl::Status AnswerFile::Append(std::string_view lines) {
-  return WriteAll(fd_.get(), lines) ? absl::OkStatus() : Error("cannot write to");
+  struct stat before {};
+  const bool known = regular_ && fstat(fd_.get(), &before) == 0;
+  if (WriteAll(fd_.get(), lines)) return absl::OkStatus();
+  absl::Status error = Error("cannot write to");
+  if (known && ftruncate(fd_.get(), before.st_size) != 0) {
+    error = Error("cannot cut off half a line of");
+  }
+  return error;
 }
 
 absl::Status AnswerFile::Sync() {

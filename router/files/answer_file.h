@@ -36,7 +36,7 @@ class AnswerFile {
                                     std::size_t bytes = std::numeric_limits<std::size_t>::max());
 
   // Appends whole lines. UNAVAILABLE names the path and the system's error, e.g. a full disk. Then
-  // some of the lines may be in the file, and a part of one.
+  // none of the lines is in a regular file, unless it cannot be cut off either.
   absl::Status Append(std::string_view lines);
 
   // Returns when all lines are on the disk, if it is one. After an error all later calls fail, too:

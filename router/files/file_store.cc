@@ -17,6 +17,7 @@
 
 #include "common/types/text.h"
 #include "router/batch/file_journal.h"
+#include "router/errors.h"
 #include "router/files/file_io.h"
 
 namespace flotilla::router {
@@ -137,20 +138,24 @@ bool FileStore::HoldBlocks() {
   if (held_end_ >= least) return true;
   // Some file systems let go of all that they were asked for if they have not enough. So less is
   // asked for then, and never what is held already.
+  int why = ENOSPC;
   for (std::uint64_t bytes = 2 * kHeldBytes; bytes >= kHeldBytes / 8; bytes /= 2) {
     const std::uint64_t begin = std::max(held_end_, journal_bytes_), end = journal_bytes_ + bytes;
-    if (end <= begin) return false;
+    if (end <= begin) break;
     int held = 0;
     do {
       held = fallocate(journal_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
                        static_cast<off_t>(end - begin));
     } while (held != 0 && errno == EINTR);
-    if (held != 0 && errno != EOPNOTSUPP) continue;
+    if (held != 0 && errno != EOPNOTSUPP) {
+      why = errno;
+      continue;
+    }
     held_end_ = end;
     break;
   }
   if (held_end_ >= least) return true;
-  errno = ENOSPC;
+  errno = why;
   return false;
 }
 
@@ -214,7 +219,9 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     if (id.starts_with(kFilePrefix) && !ledger_.Needs(id)) RemoveData(id);
   }
   // If this fails, the journal that is there goes on.
-  if (journal_bytes_ > kJournalSlack + 4 * snapshot_bytes_) Rewrite().IgnoreError();
+  if (journal_bytes_ > kJournalSlack + 4 * snapshot_bytes_) {
+    OrNoMemory([this] { return Rewrite(); }).IgnoreError();
+  }
   HoldBlocks();  // of what has just become free, if the disk was full
   return absl::OkStatus();
 }

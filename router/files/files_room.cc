@@ -99,8 +99,10 @@ absl::StatusOr<StoredFile> FilesRoom::AddFile(IncomingFile& file, std::string na
   if (absl::Status s = parts_.store->SyncData(file.fd_.get()); !s.ok()) return s;
   StoredFile added = record->files.front();
   const bool was_broken = parts_.store->broken();
+  // If nobody knows whether the journal has it on the disk, even after an exception, the bytes
+  // stay, and the next process finds it out.
+  file.added_ = !was_broken;
   const absl::Status s = parts_.store->Commit(*std::move(record));
-  // If nobody knows whether the journal has it on the disk, the next process finds it out.
   file.added_ = s.ok() || (!was_broken && parts_.store->broken());
   if (!s.ok()) return s;
   return added;
@@ -305,6 +307,9 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
 }
 
 void FilesRoom::DropUnsynced(BatchWork& work) {
+  // What is not computed again had better be lost perhaps than certainly.
+  const StoredBatch& batch = *ledger().FindBatch(work.id());
+  if (batch.status != BatchStatus::kInProgress || batch.expires_s <= parts_.now_s()) return;
   parts_.log->Warning("answers are computed again, because the disk may have lost some",
                       {{"batch", work.id()}, {"tenant", work.tenant()}});
   const absl::Status dropped = work.DropUnsynced();

@@ -38,10 +38,11 @@ class LineRunner::Flight final : public HttpReply {
   void Hold(std::unique_ptr<HttpExchange> exchange) { exchange_ = std::move(exchange); }
 
   void Send(int status, std::string_view, std::string body, const HttpHeaders& headers) override {
-    status_ = status;
+    if (status_ != 0) return;  // what follows it has failed
     body_ = std::move(body);
     retry_after_ms_ = RetryAfterMs(headers);
     runner_.ended_.push_back(line_);
+    status_ = status;
     if (runner_.parts_.on_reply) runner_.parts_.on_reply();
   }
   void Begin(int, std::string_view, const HttpHeaders&) override {}

@@ -2,7 +2,9 @@
 #include "router/files/answer_file.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -124,6 +126,22 @@ TEST_F(AnswerFileTest, AnErrorNamesTheLineAndNothingIsCutOff) {
   });
   EXPECT_EQ(std::string(torn.status().message()), path_ + " line 2: not that");
   EXPECT_EQ(Content(), "one\ntwo\nthr");
+}
+
+TEST_F(AnswerFileTest, WhatDoesNotFitLeavesNoHalfLine) {
+  auto file = AnswerFile::Open(path_);
+  ASSERT_TRUE(file.ok() && file->Append("one\n").ok());
+  // A file that may not grow stands in for a full disk.
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{.rlim_cur = 10, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status full = file->Append("two, which is long\n");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(absl::IsUnavailable(full)) << full;
+  EXPECT_EQ(Content(), "one\n");
 }
 
 TEST_F(AnswerFileTest, WhatMayBeLostIsDropped) {

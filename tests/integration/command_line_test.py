@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from flotilla_server import SANITIZED, Program, binary, model_path
+from flotilla_server import SANITIZED, Program, binary, model_path, wait_until
 
 
 def say(*words, seconds=60):
@@ -264,11 +264,14 @@ def test_without_a_gpu_the_cpu_computes_and_the_log_says_why(tmp_path, role, wor
 # --- The KV pool -------------------------------------------------------------
 
 
-def the_pool(log):
+def the_pool(program):
     """Returns the fields of the log's line about the KV pool: blocks, tokens, bytes, and of what."""
-    line = re.search(r'info KV pool blocks=(\d+) tokens=(\d+) rank_bytes=(\d+) of="?([^"\n]+)', log)
-    assert line, log
-    return *(int(number) for number in line.groups()[:3]), line.group(4)
+    def line():  # the thread that writes lines may be later than readiness
+        return re.search(r'info KV pool blocks=(\d+) tokens=(\d+) rank_bytes=(\d+) of="?([^"\n]+)"?\n',
+                         program.log_text())
+
+    wait_until(line, "the KV pool is told")
+    return *(int(number) for number in line().groups()[:3]), line().group(4)
 
 
 @pytest.mark.parametrize("role, words", [
@@ -278,7 +281,7 @@ def test_the_pool_is_what_memory_allows_and_is_told(tmp_path, role, words):
     flags = ("--model", model_path(), "--device", "cpu", "--max-model-len", "512", "--max-seqs", "4")
     one = Program(tmp_path, role, *flags, *words.split())
     try:
-        blocks, tokens, size, of = the_pool(one.log_text())
+        blocks, tokens, size, of = the_pool(one)
         # Four sequences of 512 tokens need this much, which every machine has.
         assert (blocks, tokens) == (4 * 512 // 16, 4 * 512)
         heads = 1 if "--tp" in words else 3  # of K and V on one rank, the larger part of three
@@ -293,7 +296,7 @@ def test_a_pool_that_the_operator_names_is_taken(tmp_path):
     one = Program(tmp_path, "serve", "--model", model_path(), "--device", "cpu", "--http-port", "0",
                   "--grpc-port", "0", "--kv-blocks", "64")
     one.stop()
-    assert the_pool(one.log_text())[0::3] == (64, "--kv-blocks")
+    assert the_pool(one)[0::3] == (64, "--kv-blocks")
 
 
 def test_inspect_says_what_fits():

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from flotilla_server import MODEL, SANITIZED, Fleet, Server, accepted, wait_until
+from flotilla_server import MODEL, SANITIZED, Fleet, Server, answered, wait_until
 from fleet_test import Stream
 
 SCHEMA = {
@@ -42,7 +42,7 @@ def beams():
 
 def ask(server, body):
     return [(choice["token_ids"], choice["logprobs"], choice["finish_reason"], choice["text"])
-            for choice in accepted(lambda: server.http.post("/v1/completions", json=body)).json()["choices"]]
+            for choice in answered(lambda: server.http.post("/v1/completions", json=body)).json()["choices"]]
 
 
 @pytest.fixture(scope="module")

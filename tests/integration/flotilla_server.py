@@ -173,7 +173,7 @@ class Program:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def accepted(post, tries=10):
+def answered(post, tries=10):
     """The answer to `post`, which is called again when it is refused with 429: what else the machine
     does may keep the process that compiles grammars, which has the lowest priority, from its work for
     longer than a request waits."""

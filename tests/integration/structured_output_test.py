@@ -15,7 +15,7 @@ import openai
 import pydantic
 import pytest
 
-from flotilla_server import LONG, MODEL, ROOT, Server, accepted, wait_until
+from flotilla_server import LONG, MODEL, ROOT, Server, answered, wait_until
 
 ASK = [{"role": "user", "content": "Describe a city in France, with a person who lives there."}]
 
@@ -41,7 +41,7 @@ def valid(text, schema):
 def test_what_finishes_is_valid(server):
     """At temperature 0 and 1, all at once."""
     def ask(number, temperature):
-        answer = accepted(lambda: server.http.post("/v1/chat/completions", json=dict(
+        answer = answered(lambda: server.http.post("/v1/chat/completions", json=dict(
             model=MODEL, messages=ASK, max_tokens=TOKENS, temperature=temperature, seed=number,
             response_format={"type": "json_schema", "json_schema": {
                 "name": "x", "schema": SCHEMAS[number], "strict": True}})))

@@ -200,7 +200,7 @@ def test_certificates_change_under_open_connections(tmp_path, authority, pb):
             assert reads("taken") == 1
             use(2, 0)  # the key is of another certificate
             wait_until(lambda: reads("refused") == 1, "it is refused")
-            assert "key: it is of another certificate" in server.log_text()
+            wait_until(lambda: "key: it is of another certificate" in server.log_text(), "it is told")
             for port in ("http", "grpc"):
                 assert shown(server.ports[port]) == certificate(pems[1][0])
             assert health_of(channel) == grpc.StatusCode.OK
