@@ -173,18 +173,6 @@ class Program:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def answered(post, tries=10):
-    """The answer to `post`, which is called again when it is refused with 429: what else the machine
-    does may keep the process that compiles grammars, which has the lowest priority, from its work for
-    longer than a request waits."""
-    for _ in range(tries):
-        response = post()
-        if response.status_code != 429:
-            break
-    assert response.status_code == 200, response.text
-    return response
-
-
 class Server(Program):
     """One `flotilla serve`, on free ports; a context manager."""
 

@@ -184,7 +184,8 @@ def test_what_happens_on_the_other_host_costs_a_pause(tmp_path, second_host, one
                    "earlier ranks have ended", seconds=10)
         # `flotilla node` runs one daemon and its rank, and has reaped all earlier ones.
         if way == "node":
-            wait_until(lambda: len(second_host.processes()) == 3, "three processes", seconds=10)
+            inside = second_host.processes()
+            assert len(inside) == 3, inside
     wait_until(lambda: not second_host.processes(), "the other host is empty", seconds=10)
 
 

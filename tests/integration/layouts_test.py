@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from fleet_script import RunningFleet
-from flotilla_server import LONG, MODEL, SANITIZED, answered, json_lines, parse_metrics
+from flotilla_server import LONG, MODEL, SANITIZED, json_lines, parse_metrics
 
 LAYOUTS = {"one rank": (1, 1, 1), "TP=3": (1, 3, 1), "TP=2": (1, 2, 1), "PP=2": (1, 1, 2),
            "TP=2 x PP=2": (1, 2, 2), "two replicas": (2, 1, 1), "two replicas of TP=2": (2, 2, 1)}
@@ -33,9 +33,10 @@ def serve(directory, layout, recipe, colocate=False, worker_args=""):
         assert len(fleet.of("worker")) == (0 if colocate else replicas)
 
         def ask(chat, **more):
-            answer = answered(lambda: http.post("/v1/chat/completions", json=dict(
+            answer = http.post("/v1/chat/completions", json=dict(
                 model=MODEL, messages=chat["messages"], logprobs=True, top_logprobs=5,
-                return_token_ids=True, **more)))
+                return_token_ids=True, **more))
+            assert answer.status_code == 200, answer.text
             return [(choice["token_ids"], choice["logprobs"]) for choice in answer.json()["choices"]]
 
         with concurrent.futures.ThreadPoolExecutor(len(CHATS) + 6) as pool:

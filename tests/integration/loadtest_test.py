@@ -77,8 +77,7 @@ async def measure(url, model, users, requests, tokens):
 
 
 def test_figures_are_those_of_the_pace_and_of_another_client(paced, tmp_path):
-    """Within 2 %. A machine that does other work gets five tries for each figure."""
-    once = [False] * 7
+    """Within 2 %. A machine that does other work gets five tries."""
     for attempt in range(5):
         other = asyncio.run(measure(paced, "paced", 2, 6, 25))
         (one,) = run(paced, tmp_path, "--concurrency", 2, "--requests", 6, "--output", 25)
@@ -88,10 +87,9 @@ def test_figures_are_those_of_the_pace_and_of_another_client(paced, tmp_path):
         # The pace of the first token leaves out the connection, which is some milliseconds.
         pace = ours[0], ITL_MS, 2 * 25 / (1e-3 * (ours[0] + 24 * ITL_MS))
         close = [abs(a - b) <= 0.02 * b for a, b in zip(ours * 2, other + pace)]
-        close.append(TTFT_MS <= ours[0] < TTFT_MS + 10 and one["tpot_ms"]["p50"] == pytest.approx(
-            ITL_MS, rel=0.02))
-        once = [a or b for a, b in zip(once, close)]
-        if all(once):
+        paced_too = TTFT_MS <= ours[0] < TTFT_MS + 10 and one["tpot_ms"]["p50"] == pytest.approx(
+            ITL_MS, rel=0.02)
+        if all(close) and paced_too:
             return
     raise AssertionError(f"{ours} is neither {other} nor {pace}, in {attempt + 1} tries")
 
@@ -125,11 +123,8 @@ def test_an_open_loop_counts_from_when_requests_were_due(tmp_path, in_flight):
     """The server takes 50 ms for a request, and 40 a second arrive: the last waits for a second. It
     makes no difference whether it waits in the server or here."""
     with paced_server(50, 0, slots=1) as url:
-        for _ in range(3):  # other work of the machine only makes waits longer
-            (one,) = run(url, tmp_path, "--arrivals", "constant", "--rate", 40, "--requests", 40,
-                         "--output", 1, "--max-in-flight", in_flight, "--slo-ttft", 520)
-            if one["ttft_ms"]["max"] < 2000:
-                break
+        (one,) = run(url, tmp_path, "--arrivals", "constant", "--rate", 40, "--requests", 40,
+                     "--output", 1, "--max-in-flight", in_flight, "--slo-ttft", 520)
     # At the least 40 times 50 ms, less 39 times 25 ms until it arrives.
     assert 1020 < one["ttft_ms"]["max"] < 2000
     assert 0.1 < one["good_share"] < 0.7

@@ -15,7 +15,7 @@ import openai
 import pydantic
 import pytest
 
-from flotilla_server import LONG, MODEL, ROOT, Server, answered, wait_until
+from flotilla_server import LONG, MODEL, ROOT, Server, wait_until
 
 ASK = [{"role": "user", "content": "Describe a city in France, with a person who lives there."}]
 
@@ -41,11 +41,11 @@ def valid(text, schema):
 def test_what_finishes_is_valid(server):
     """At temperature 0 and 1, all at once."""
     def ask(number, temperature):
-        answer = answered(lambda: server.http.post("/v1/chat/completions", json=dict(
-            model=MODEL, messages=ASK, max_tokens=TOKENS, temperature=temperature, seed=number,
-            response_format={"type": "json_schema", "json_schema": {
-                "name": "x", "schema": SCHEMAS[number], "strict": True}})))
-        choice = answer.json()["choices"][0]
+        answer = server.post("/v1/chat/completions", model=MODEL, messages=ASK, max_tokens=TOKENS,
+                             temperature=temperature, seed=number, response_format={
+                                 "type": "json_schema",
+                                 "json_schema": {"name": "x", "schema": SCHEMAS[number], "strict": True}})
+        choice = answer["choices"][0]
         assert choice["finish_reason"] in ("stop", "length"), SCHEMAS[number]
         if choice["finish_reason"] == "stop":
             valid(choice["message"]["content"], SCHEMAS[number])
@@ -214,9 +214,8 @@ def test_a_compile_that_crashes_fails_one_request(tmp_path):
             return pool.submit(httpx.post, f"{server.url}/v1/completions", timeout=60, json=dict(
                 model=MODEL, prompt="x", max_tokens=5, structured_outputs=outputs))
 
-        hostile = ask({"grammar": slow()})
+        hostile, other = ask({"grammar": slow()}), ask({"choice": ["yes", "no"]})
         wait_until(lambda: compiler_of(server), "it compiles")
-        other = ask({"choice": ["yes", "no"]})
         os.kill(compiler_of(server), signal.SIGSEGV)
         assert hostile.result().status_code == 400
         assert "crashes the process" in hostile.result().json()["error"]["message"]
