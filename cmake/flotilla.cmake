@@ -62,9 +62,9 @@ endif()
 
 # Sources of one target are compiled together, several at a time, so that what they include is read
 # once, and so are templates that they share. That saves a third of a clean build. Names in their
-# anonymous namespaces are therefore unique in a target (scripts/check_names.py). A change of one source compiles all that are
-# with it: -DFLOTILLA_UNITY=OFF compiles each alone. The sanitizers' presets do, so that each is known
-# to include what it needs.
+# anonymous namespaces are therefore unique in a target (scripts/check_names.py). A change of one
+# source compiles all that are with it: -DFLOTILLA_UNITY=OFF compiles each alone. The sanitizers'
+# presets do, so that each is known to include what it needs.
 option(FLOTILLA_UNITY "Compile several sources of a target together" ON)
 
 # flotilla_together(target): has its sources compiled together.
@@ -128,7 +128,8 @@ endfunction()
 # working directory (so data is found under tests/data). SERIAL: with no other test
 # beside it, since it compares times. SERIAL_CASES: only these cases of it, as a test of their own.
 # HALVES: as two tests, each every other one of its cases, since it takes long. APART: each source is
-# compiled alone. BUSY: it computes much itself, so it is compiled with -O1. COST: about the seconds that it takes, if many; the longest tests begin first, so that none is left at the end.
+# compiled alone. BUSY: it computes much itself, so it is compiled with -O1. COST: about the seconds
+# that it takes, if many; the longest tests begin first, so that none is left at the end.
 function(flotilla_test)
   cmake_parse_arguments(F "SERIAL;HALVES;APART;BUSY" "NAME;TIMEOUT;SERIAL_CASES;COST" "SRCS;DEPS;LABELS" ${ARGN})
   find_package(GTest REQUIRED)

@@ -33,9 +33,9 @@ class FileStore {
   FileLedger& ledger() { return ledger_; }
 
   // Writes the record, applies it, and removes the data that nobody needs any more. UNAVAILABLE: it
-  // cannot be written, or it adds a file or a batch and the disk is full; the ledger has not
-  // changed. If the system then does not
-  // say what is on the disk, all later changes fail, too.
+  // cannot be written, or it adds a file or a batch, or begins to compute one, and the disk is
+  // full; the ledger has not changed. If the system then does not say what is on the disk, all
+  // later changes fail, too.
   absl::Status Commit(LedgerRecord record);
 
   // Whether what the journal has on the disk is unknown.

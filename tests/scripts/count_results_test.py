@@ -23,11 +23,18 @@ def ctest(**results):
 
 
 class CountResults(unittest.TestCase):
-    def count(self, **files):
+    def of(self, work, files):
+        """What `work` makes of a folder with these files."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 (pathlib.Path(folder) / f"{name}.xml").write_text(text)
-            return count_results.count(pathlib.Path(folder))
+            return work(pathlib.Path(folder))
+
+    def count(self, **files):
+        return self.of(count_results.count, files)
+
+    def failures(self, **files):
+        return self.of(count_results.failures, files)
 
     def test_cases_are_counted(self):
         self.assertEqual(self.count(ctest=ctest(one="run"), one=GTEST_GOOD), (2, 0))
@@ -52,12 +59,6 @@ class CountResults(unittest.TestCase):
 
     def test_nothing_at_all_is_a_failure(self):
         self.assertEqual(self.count(), (0, 1))
-
-    def failures(self, **files):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in files.items():
-                (pathlib.Path(folder) / f"{name}.xml").write_text(text)
-            return count_results.failures(pathlib.Path(folder))
 
     def test_what_failed_is_told_once_with_its_message(self):
         bad = '<testsuites><testsuite><testcase classname="S" name="a"/><testcase classname="S" name="b">' \
