@@ -121,6 +121,30 @@ ChatPrompt::ChatPrompt(Parts parts) : parts_(std::move(parts)) {
     if (tool_format_ != nullptr && IsMarker(text, *tool_format_)) tool_markers_.push_back(id);
     if (reasoning_ != nullptr && IsMarker(text, *reasoning_)) reasoning_markers_.push_back(id);
   }
+  if (reasoning_ != nullptr) FindThinkingTokens();
+}
+
+void ChatPrompt::FindThinkingTokens() {
+  const auto tokens_of = [this](std::string_view text) {
+    auto tokens = parts_.tokenizer->Encode(text, {.parse_special = true, .add_special = false});
+    return tokens.ok() ? *std::move(tokens) : std::vector<TokenId>();
+  };
+  const ReasoningFormat& format = *reasoning_;
+  const bool has_channel = format.has_channel();
+  ThinkingLimit limit{.begin = tokens_of(has_channel ? format.channel_begin : format.begin)};
+  const std::vector<TokenId> ends = tokens_of(has_channel ? format.channel_end : format.end);
+  const auto is_special = [this](TokenId token) { return parts_.tokenizer->IsSpecial(token); };
+  spells_thoughts_ =
+      !std::ranges::any_of(limit.begin, is_special) && !std::ranges::any_of(ends, is_special);
+  limit.forced = ends;
+  if (has_channel) {
+    limit.forced = tokens_of(Cat(format.channel_end, format.next_message, format.answer_header));
+  }
+  // A model may write the end in other tokens than these if they are several.
+  if (ends.size() != 1 || limit.begin.empty()) return;
+  if (std::max(limit.begin.size(), limit.forced.size()) > ThinkingLimit::kMaxTokens) return;
+  limit.end = ends.front();
+  thinking_ = std::move(limit);
 }
 
 bool ChatPrompt::IsMarkerToken(TokenId token, const OutputOptions& output) const {
@@ -181,6 +205,35 @@ absl::StatusOr<Constraint> ChatPrompt::ConstraintOf(const Conversation& conversa
                    "tools", kUnsupportedField);
 }
 
+bool ChatPrompt::MayThink(const Conversation& conversation, const Rendered& prompt) const {
+  return spells_thoughts_ && conversation.split_reasoning && !conversation.continue_final_message &&
+         !prompt.has_reasoning;
+}
+
+absl::StatusOr<Constraint> ChatPrompt::FormBehindThoughts(const Constraint& form,
+                                                          const Rendered& prompt) const {
+  Constraint behind = BehindThoughts(form, *reasoning_, prompt.in_reasoning);
+  if (behind.text.size() <= Constraint::kMaxBytes) return behind;
+  return InvalidField("response_format",
+                      Cat("the form of the answer has ", behind.text.size(),
+                          " bytes with the model's thoughts in front of it; at most ",
+                          Constraint::kMaxBytes, " are allowed"));
+}
+
+absl::StatusOr<ThinkingLimit> ChatPrompt::LimitOf(std::uint32_t budget, bool in_reasoning) const {
+  if (!thinking_) {
+    return WithField(InvalidArgument("thinking_token_budget is not supported by this model: ",
+                                     reasoning_ == nullptr
+                                         ? "its chat template has no thoughts that are known here"
+                                         : "the end of its thoughts is not one token"),
+                     "thinking_token_budget", kUnsupportedField);
+  }
+  ThinkingLimit limit = thinking_;
+  limit.budget = budget;
+  if (in_reasoning) limit.begin.clear();
+  return limit;
+}
+
 OutputOptions ChatPrompt::OutputOf(const Conversation& conversation) const {
   OutputOptions options;
   if (conversation.split_reasoning && !conversation.continue_final_message) {
@@ -237,8 +290,9 @@ absl::StatusOr<ChatPrompt::Rendered> ChatPrompt::Render(const Conversation& conv
   if (reasoning_ != nullptr && !reasoning_->begin.empty() && !rendered.pieces.empty()) {
     std::string_view last = rendered.pieces.back().text;
     last = last.substr(0, last.find_last_not_of(kSpaces) + 1);
-    rendered.in_reasoning =
-        rendered.pieces.back().special_allowed && last.ends_with(reasoning_->begin);
+    const bool is_own = rendered.pieces.back().special_allowed;
+    rendered.in_reasoning = is_own && last.ends_with(reasoning_->begin);
+    rendered.has_reasoning = is_own && last.ends_with(reasoning_->end);
   }
   return rendered;
 }

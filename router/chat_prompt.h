@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/types/constraint.h"
 #include "common/types/ids.h"
+#include "common/types/thinking_limit.h"
 #include "model/text/text_piece.h"
 #include "router/conversation.h"
 #include "router/core/tools/output_parser.h"
@@ -44,7 +45,8 @@ class ChatPrompt {
 
   struct Rendered {
     std::vector<model::TextPiece> pieces;
-    bool in_reasoning = false;  // the prompt ends with the begin of thoughts
+    bool in_reasoning = false;   // the prompt ends with the begin of thoughts
+    bool has_reasoning = false;  // it ends with their end
   };
   // INVALID_ARGUMENT about messages if the template fails, and about continue_final_message if the
   // prompt does not have the last message.
@@ -55,6 +57,16 @@ class ChatPrompt {
   // parameters of a tool are no schema that a grammar can enforce.
   absl::StatusOr<Constraint> ConstraintOf(const Conversation& conversation,
                                           bool in_reasoning) const;
+  // Whether the model may think before an answer of a form: the prompt leaves that open, and a
+  // grammar allows the markers, which it does not if they are control tokens.
+  bool MayThink(const Conversation& conversation, const Rendered& prompt) const;
+  // The form behind thoughts, for a model that may think. INVALID_ARGUMENT about response_format:
+  // it is too large.
+  absl::StatusOr<Constraint> FormBehindThoughts(const Constraint& form,
+                                                const Rendered& prompt) const;
+  // What ends the thoughts after `budget` tokens. INVALID_ARGUMENT about thinking_token_budget:
+  // this model is not known to think, or the end of its thoughts is not one token.
+  absl::StatusOr<ThinkingLimit> LimitOf(std::uint32_t budget, bool in_reasoning) const;
   // How the answer to such a conversation is taken apart. `begins_in_reasoning` is false.
   OutputOptions OutputOf(const Conversation& conversation) const;
   // Whether the token is a control token that is part of a marker that `output` looks for, so that
@@ -66,12 +78,15 @@ class ChatPrompt {
   absl::StatusOr<std::vector<model::TextPiece>> RenderMessages(const Conversation& conversation,
                                                                const OrderedJson& messages) const;
   bool ShowsTools() const;
+  void FindThinkingTokens();
 
   const Parts parts_;
   const ToolFormat* tool_format_ = nullptr;
   const ReasoningFormat* reasoning_ = nullptr;
   bool shows_tools_ = false;
   std::vector<TokenId> tool_markers_, reasoning_markers_;  // control tokens, sorted
+  ThinkingLimit thinking_;        // where thoughts begin in an answer; none: they cannot be limited
+  bool spells_thoughts_ = false;  // a grammar allows their markers
 };
 
 }  // namespace flotilla::router

@@ -75,17 +75,28 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> Encoder::EncodeBadWords(
 }
 
 absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
-                                                const model::EncodeOptions& options) const {
+                                                const model::EncodeOptions& options,
+                                                const Constraint& form) const {
   if (const auto* text = std::get_if<std::string>(&input)) {
-    return Blame("prompt", tokenizer_->Encode(*text, options), options);
+    auto prompt = Blame("prompt", tokenizer_->Encode(*text, options), options);
+    if (prompt.ok()) prompt->constraint = form;
+    return prompt;
   }
   const auto& conversation = std::get<Conversation>(input);
   const auto rendered = chat_prompt_.Render(conversation);
   if (!rendered.ok()) return rendered.status();
-  auto constraint = chat_prompt_.ConstraintOf(conversation, rendered->in_reasoning);
+  bool in_reasoning = rendered->in_reasoning;
+  absl::StatusOr<Constraint> constraint = form;
+  if (conversation.must_call()) {
+    constraint = chat_prompt_.ConstraintOf(conversation, in_reasoning);
+  } else if (form && chat_prompt_.MayThink(conversation, *rendered)) {
+    constraint = chat_prompt_.FormBehindThoughts(form, *rendered);
+  } else if (form) {
+    in_reasoning = false;  // the form begins with the answer
+  }
   if (!constraint.ok()) return constraint.status();
-  auto prompt = Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options,
-                      rendered->in_reasoning);
+  auto prompt =
+      Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options, in_reasoning);
   if (prompt.ok()) prompt->constraint = *std::move(constraint);
   return prompt;
 }

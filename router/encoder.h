@@ -38,15 +38,17 @@ class Encoder {
   absl::StatusOr<std::vector<std::vector<TokenId>>> EncodeBadWords(
       const std::vector<std::string>& words) const;
 
-  // The tokens of a prompt, whether it ends with the begin of thoughts, and what has the model call
-  // a tool.
+  // The tokens of a prompt, whether it ends with the begin of thoughts, and what the answer must
+  // follow.
   struct Prompt {
     std::vector<TokenId> tokens;
     bool in_reasoning = false;
     Constraint constraint = {};
   };
-  // OUT_OF_RANGE about the prompt if it has more tokens than the options allow.
-  absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options) const;
+  // `form` is what a client asked for the answer to follow. OUT_OF_RANGE about the prompt if it has
+  // more tokens than the options allow.
+  absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options,
+                                const Constraint& form = {}) const;
 
  private:
   const model::Tokenizer* tokenizer_;

@@ -328,6 +328,15 @@ absl::Status CheckConstraint(const ApiRequest& api, const ModelLimits& model) {
   return absl::OkStatus();
 }
 
+absl::Status CheckThinking(const ApiRequest& api) {
+  if (api.thinking_token_budget.value_or(-1) < 0 ||
+      std::holds_alternative<Conversation>(api.prompt)) {
+    return absl::OkStatus();
+  }
+  return Unsupported("thinking_token_budget",
+                     "thinking_token_budget is supported with messages only");
+}
+
 absl::Status CheckBeams(const ApiRequest& api, const Bounds& bounds) {
   if (!api.use_beam_search) return CheckDefaults(api, Modes::kBeams, " needs beam search");
   for (const Parameter& row : kParameters) {
@@ -393,6 +402,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
   if (auto s = CheckSequences(api); !s.ok()) return s;
   if (auto s = CheckAllowed(api, model); !s.ok()) return s;
   if (auto s = CheckConstraint(api, model); !s.ok()) return s;
+  if (auto s = CheckThinking(api); !s.ok()) return s;
   if (auto s = CheckBeams(api, bounds); !s.ok()) return s;
 
   FillSampling(model.sampling, api);

@@ -166,6 +166,7 @@ void GenerationImpl::OnEncoded(absl::StatusOr<Encoded> encoded) {
   request_.sampling.bad_words = std::move(encoded->bad_words);
   request_.sampling.dry_breakers = std::move(encoded->dry_breakers);
   if (encoded->constraint) request_.sampling.constraint = std::move(encoded->constraint);
+  request_.sampling.thinking = std::move(encoded->thinking);
   tracker_.emplace(std::move(request_), environment_.max_attempts);
   listener_->OnPrompt({tracker_->request().prompt});
   // The listener may have cancelled in OnPrompt, before there was anything to cancel.

@@ -73,7 +73,8 @@ class GenerationImpl final : public Generation {
     std::vector<std::vector<TokenId>> bad_words;
     DryBreakers dry_breakers = {};
     bool in_reasoning = false;   // the prompt ends with the begin of thoughts
-    Constraint constraint = {};  // that has the model call a tool
+    Constraint constraint = {};  // none: that of the request
+    ThinkingLimit thinking = {};
   };
   // Called when the prompt is encoded. Submits it, or ends the request on an error.
   void OnEncoded(absl::StatusOr<Encoded> encoded);

@@ -374,8 +374,8 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
       api.tenant, bytes,
       [&model, input = std::move(input), encoded = std::move(encoded),
        bad_words = std::move(api.bad_words), uses_dry,
-       breakers = std::move(api.dry_sequence_breakers), deliver,
-       add_special = api.add_special_tokens,
+       breakers = std::move(api.dry_sequence_breakers), form = std::move(api.constraint),
+       thinking_budget = *api.thinking_token_budget, deliver, add_special = api.add_special_tokens,
        max_tokens = cuts ? options_.limits.max_tokenized : limits.max_context, cuts]() mutable {
         deliver(OrNoMemory([&]() -> absl::StatusOr<Encoded> {
           auto words = model.encoder.EncodeBadWords(bad_words);
@@ -389,12 +389,18 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
           if (!input.has_value()) return std::move(encoded);
           auto prompt = model.encoder.Encode(
               *input,
-              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens});
+              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens}, form);
           if (cuts && absl::IsOutOfRange(prompt.status())) return TooManyTokens(*input, max_tokens);
           if (!prompt.ok()) return prompt.status();
           encoded.prompt = std::move(prompt->tokens);
           encoded.in_reasoning = prompt->in_reasoning;
           encoded.constraint = std::move(prompt->constraint);
+          if (thinking_budget >= 0) {
+            auto limit = model.encoder.chat_prompt().LimitOf(
+                static_cast<std::uint32_t>(thinking_budget), prompt->in_reasoning);
+            if (!limit.ok()) return limit.status();
+            encoded.thinking = *std::move(limit);
+          }
           return std::move(encoded);
         }));
       },

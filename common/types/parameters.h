@@ -45,6 +45,7 @@ struct RequestParameters {
   std::vector<std::pair<std::int64_t, double>> logit_bias;  // by token id
   std::vector<std::int64_t> allowed_token_ids;              // empty: all
   std::vector<std::string> bad_words;                       // never in the output
+  std::optional<std::int64_t> thinking_token_budget;        // -1: thoughts have no limit
   std::optional<std::uint64_t> seed;                        // absent: see InferenceService::Start
   // The form of the answer. It has several fields on each API, so it has no row.
   Constraint constraint;
@@ -187,6 +188,8 @@ inline constexpr Parameter kRows[] = {
      kSampling},
     {"allowed_token_ids", "sampling.allowed_token_ids", &R::allowed_token_ids, {}, {}, kSampling},
     {"bad_words", "sampling.bad_words", &R::bad_words, {}, {}, kSampling},
+    {"thinking_token_budget", "sampling.thinking_token_budget", &R::thinking_token_budget,
+     {-1, 2147483647}, -1, kSampling},
     {"stop", "stop.strings", &R::stop},
     {"stop_token_ids", "stop.token_ids", &R::stop_token_ids},
     {"ignore_eos", "stop.ignore_eos", &R::ignore_eos},

@@ -107,6 +107,7 @@ absl::Status CheckSampling(const SamplingParams& sampling, std::uint32_t vocab_s
   s.Update(CheckBadWords(sampling.bad_words, vocab_size));
   s.Update(CheckDryBreakers(sampling.dry_breakers, vocab_size));
   s.Update(CheckConstraint(sampling.constraint));
+  s.Update(CheckThinkingLimit(sampling.thinking, vocab_size));
   return s;
 }
 

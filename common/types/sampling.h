@@ -8,6 +8,7 @@
 #include "common/types/constraint.h"
 #include "common/types/dry_breakers.h"
 #include "common/types/ids.h"
+#include "common/types/thinking_limit.h"
 
 namespace flotilla {
 
@@ -83,6 +84,8 @@ struct SamplingParams {
   // only where it is complete. What is above acts on the tokens that are left, and if it leaves
   // none of them the grammar wins.
   Constraint constraint;
+  // Its token is drawn whatever is above, unless the constraint excludes it.
+  ThinkingLimit thinking;
   // The noise of a token is a hash of (SequenceSeed, output index, token id).
   std::uint64_t seed = 0;
 

@@ -71,6 +71,21 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto, DryBr
   return absl::OkStatus();
 }
 
+absl::Status FromProto(const std::string& field, const v1::ThinkingLimit& proto,
+                       ThinkingLimit& limit) {
+  absl::Status s = columns::CheckTokens(absl::StrCat(field, ".begin"), proto.begin());
+  s.Update(columns::CheckTokens(absl::StrCat(field, ".forced"), proto.forced()));
+  if (proto.end() < 0) s.Update(columns::Wrong(absl::StrCat(field, ".end"), "no token"));
+  if (proto.forced().empty()) {
+    s.Update(columns::Wrong(absl::StrCat(field, ".forced"), "an empty list"));
+  }
+  limit = {.begin = {proto.begin().begin(), proto.begin().end()},
+           .end = proto.end(),
+           .forced = {proto.forced().begin(), proto.forced().end()},
+           .budget = proto.budget()};
+  return s;
+}
+
 // The field of a row. Every row of the sampler has one: tests/router/grpc/parameters_test.cc.
 const google::protobuf::FieldDescriptor* FieldOf(const Parameter& row) {
   return v1::Sampling::descriptor()->FindFieldByName(std::string(row.name));
@@ -100,6 +115,13 @@ void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
     proto->mutable_constraint()->set_kind(enums::FindWire(kKinds, sampling.constraint.kind));
     proto->mutable_constraint()->set_text(sampling.constraint.text);
   }
+  if (const ThinkingLimit& limit = sampling.thinking) {
+    v1::ThinkingLimit& thinking = *proto->mutable_thinking();
+    thinking.set_budget(limit.budget);
+    thinking.mutable_begin()->Assign(limit.begin.begin(), limit.begin.end());
+    thinking.set_end(limit.end);
+    thinking.mutable_forced()->Assign(limit.forced.begin(), limit.forced.end());
+  }
 }
 
 absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
@@ -119,12 +141,16 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
               .allowed_tokens = {},
               .bad_words = {},
               .constraint = {},
+              .thinking = {},
               .seed = proto.seed()};
   s.Update(FromProto(field, proto, sampling.dry_breakers));
   if (proto.has_constraint()) {
     s.Update(enums::FindDomain(absl::StrCat(field, ".constraint.kind"), kKinds,
                                proto.constraint().kind(), sampling.constraint.kind));
     sampling.constraint.text = proto.constraint().text();
+  }
+  if (proto.has_thinking()) {
+    s.Update(FromProto(absl::StrCat(field, ".thinking"), proto.thinking(), sampling.thinking));
   }
   const google::protobuf::Reflection& access = *proto.GetReflection();
   ForEachOfSampler([&](const Parameter& row, auto member) {

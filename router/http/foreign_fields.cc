@@ -18,7 +18,6 @@ std::vector<ForeignField> OfVllm() {
       {"mm_processor_kwargs", {Json::object()}},
       {"prompt_embeds", {}},
       {"spaces_between_special_tokens", {true}},
-      {"thinking_token_budget", {}},
       {"truncation_side", {}},
       {"vllm_xargs", {Json::object()}},
   };

@@ -115,6 +115,10 @@ class Exactness {
       request.sampling.dry_multiplier = 0.5f;
       request.sampling.dry_allowed_length = 1;
     }
+    // The end of thoughts comes where it must.
+    if (i % 8 == 6) {
+      request.sampling.thinking = {.end = 0, .forced = {40, 41}, .budget = output_tokens_ / 3};
+    }
     requests_.push_back(std::move(request));
   }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -194,6 +195,44 @@ TEST(ChatPrompt, KnowsTheTokensOfMarkers) {
   EXPECT_FALSE(is_marker("<tool_call>", chat));
   chat.split_reasoning = false;
   EXPECT_FALSE(is_marker("</think>", chat));
+}
+
+TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
+  const Prompt prompt(
+      "{% for m in messages %}{{ m.content }}{% endfor %}{{ start }}{# </seed:think> #}");
+  const auto rendered = [&](const std::string& start) {
+    Conversation chat = Of({{.role = "user", .content = "x"}});
+    chat.template_kwargs = R"({"start":")" + start + R"("})";
+    return std::pair(chat, *(*prompt).Render(chat));
+  };
+  // The tokenizer has no such control tokens, so a grammar allows them.
+  const Constraint form{Constraint::Kind::kRegex, "a"};
+  const auto behind = [&](const std::string& start) {
+    const auto [chat, end] = rendered(start);
+    EXPECT_TRUE((*prompt).MayThink(chat, end)) << start;
+    return (*prompt).FormBehindThoughts(form, end)->text;
+  };
+  EXPECT_NE(behind("").find("optional"), std::string::npos);
+  EXPECT_EQ(behind("<seed:think>\\n").find("optional"), std::string::npos);
+  // They are over, or nobody tells them apart.
+  auto [chat, end] = rendered("<seed:think></seed:think>\\n");
+  EXPECT_FALSE((*prompt).MayThink(chat, end));
+  std::tie(chat, end) = rendered("");
+  chat.split_reasoning = false;
+  EXPECT_FALSE((*prompt).MayThink(chat, end));
+  EXPECT_EQ(ErrorField((*prompt)
+                           .FormBehindThoughts({Constraint::Kind::kRegex,
+                                                std::string(Constraint::kMaxBytes - 9, 'a')},
+                                               end)
+                           .status()),
+            "response_format");
+  // No limit ends with several tokens.
+  EXPECT_EQ(ErrorField((*prompt).LimitOf(5, false).status()), "thinking_token_budget");
+  // Control tokens, which no grammar allows.
+  const Prompt control("{% for m in messages %}{{ m.content }}{% endfor %}{# <think></think> #}");
+  std::tie(chat, end) = rendered("");
+  EXPECT_FALSE((*control).MayThink(chat, end));
+  EXPECT_TRUE((*control).LimitOf(5, false).ok());
 }
 
 }  // namespace

@@ -163,7 +163,6 @@ TEST(Chat, RefusesByName) {
             "continue_final_message"},
            {Chat(R"(,"continue_final_message":1)"), "continue_final_message"},
            {Chat(R"(,"parallel_tool_calls":1)"), "parallel_tool_calls"},
-           {Chat(R"(,"thinking_token_budget":5)"), "thinking_token_budget", kUnsupportedField},
            {Chat(R"(,"reasoning_format":"deepseek-legacy")"), "reasoning_format",
             kUnsupportedField},
        }) {

@@ -210,6 +210,37 @@ TEST_F(ToolsTest, ThoughtsAreToldApart) {
   EXPECT_EQ(message["reasoning_content"], "Hmm.");
 }
 
+TEST_F(ToolsTest, ThoughtsHaveABudget) {
+  const auto limit = [&](const std::string& more) {
+    Say("<think>Hmm.</think>Paris.");
+    const HttpResponse response = Ask(more);
+    EXPECT_EQ(response.status, 200) << response.body;
+    return engine_->submitted().back().sampling.thinking;
+  };
+  const TokenId begin = tokenizer_->Encode("<think>", {.parse_special = true})->at(0);
+  const TokenId end = tokenizer_->Encode("</think>", {.parse_special = true})->at(0);
+  EXPECT_FALSE(limit(""));
+  EXPECT_FALSE(limit(R"(,"thinking_token_budget":-1)"));
+  EXPECT_FALSE(limit(R"(,"thinking_token_budget":null)"));
+  EXPECT_EQ(limit(R"(,"thinking_token_budget":7)"),
+            (ThinkingLimit{.begin = {begin}, .end = end, .forced = {end}, .budget = 7}));
+  // The prompt has begun them.
+  EXPECT_EQ(limit(R"(,"thinking_token_budget":0,"chat_template_kwargs":{"enable_thinking":true})"),
+            (ThinkingLimit{.end = end, .forced = {end}, .budget = 0}));
+  // SmolLM2's own template has no thoughts, and a text has none.
+  json error = Chat(R"(,"thinking_token_budget":7)").json()["error"];
+  EXPECT_EQ(error["param"], "thinking_token_budget");
+  EXPECT_EQ(error["code"], "unsupported_field");
+  EXPECT_NE(error["message"].get<std::string>().find("no thoughts"), std::string::npos) << error;
+  error = Post("/v1/completions", R"({"model":"q","prompt":"x","thinking_token_budget":7})")
+              .json()["error"];
+  EXPECT_EQ(error["param"], "thinking_token_budget");
+  error = Ask(R"(,"thinking_token_budget":7,"use_beam_search":true,"n":2)").json()["error"];
+  EXPECT_EQ(error["param"], "thinking_token_budget");
+  error = Ask(R"(,"thinking_token_budget":-2)").json()["error"];
+  EXPECT_EQ(error["param"], "thinking_token_budget");
+}
+
 TEST_F(ToolsTest, RefusalsNameTheField) {
   json error = Chat(kTools).json()["error"];  // SmolLM2's own template
   EXPECT_EQ(error["param"], "tools");

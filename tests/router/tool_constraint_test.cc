@@ -66,6 +66,32 @@ TEST(ToolConstraint, SectionsAndThoughtsAreAround) {
   EXPECT_EQ(channel["content"]["end"], "<|end|><|start|>assistant");
 }
 
+TEST(ToolConstraint, AFormComesBehindThoughts) {
+  using Kind = Constraint::Kind;
+  const auto behind = [](const Constraint& form, const std::string& reasoning, bool begun) {
+    const Constraint made = BehindThoughts(form, Reasoning(reasoning), begun);
+    EXPECT_EQ(made.kind, Kind::kStructuralTag);
+    return json::parse(made.text)["format"]["elements"];
+  };
+  const Constraint schema{Kind::kJsonSchema, R"({"type":"object"})"};
+  json parts = behind(schema, "think", true);
+  EXPECT_EQ(parts[0]["elements"][0]["begin"], "");
+  EXPECT_EQ(parts[0]["elements"][0]["end"], "</think>");
+  EXPECT_EQ(parts[1], json({{"type", "json_schema"}, {"json_schema", json::parse(schema.text)}}));
+  parts = behind({Kind::kRegex, "\"\\d"}, "mistral", false);
+  EXPECT_EQ(parts[0]["type"], "optional");
+  EXPECT_EQ(parts[0]["content"]["elements"][0]["begin"], "[THINK]");
+  EXPECT_EQ(parts[1], json({{"type", "regex"}, {"pattern", "\"\\d"}}));
+  parts = behind({Kind::kGrammar, "root ::= \"a\"\n"}, "think", false);
+  EXPECT_EQ(parts[1], json({{"type", "grammar"}, {"grammar", "root ::= \"a\"\n"}}));
+  const std::string format = R"({"type":"const_string","value":"a}"})";
+  parts = behind({Kind::kStructuralTag, R"({"type":"structural_tag","format":)" + format + "}"},
+                 "openai", false);
+  EXPECT_EQ(parts[0]["content"]["end"], "<|end|><|start|>assistant");
+  EXPECT_EQ(parts[1]["elements"][0]["value"], "<|channel|>final<|message|>");
+  EXPECT_EQ(parts[1]["elements"][1], json::parse(format));
+}
+
 // What a grammar has a model write is read as calls, in each format.
 TEST(ToolConstraint, IsWhatTheParserReads) {
   const CallableTool tools[] = {kAdd, kNow};

@@ -394,11 +394,15 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
   }
   if (HasPenalty(sampling)) AddPenalties(sampling, position, draw.edits);
   if (UsesDry(sampling)) AddDry(sampling, position, draw.edits);
+  if (const auto forced = ForcedToken(sampling.thinking, position.output, position.drafts)) {
+    draw.allowed = {*forced};
+    draw.edits.clear();
+  }
   return draw;
 }
 
 bool NeedsFullRow(const SamplingParams& sampling) {
-  if (!sampling.allowed_tokens.empty() || sampling.constraint) return true;
+  if (!sampling.allowed_tokens.empty() || sampling.constraint || sampling.thinking) return true;
   if (sampling.temperature < kMinTemperature) return false;
   return sampling.top_n_sigma > 0 || sampling.min_p > 0 || sampling.top_k > 0 ||
          sampling.top_p < 1.0f || sampling.typical_p < 1.0f || sampling.xtc_probability > 0;

@@ -9,7 +9,8 @@
 //   First, tokens that the mask of a constraint excludes, tokens that are not allowed, those that
 //   would complete a bad word and stop tokens that
 //     may not come yet get -infinity. Then the bias is added. Then the penalties are applied:
-//     repetition, frequency, presence, and DRY (SamplingParams).
+//     repetition, frequency, presence, and DRY (SamplingParams). Where the thoughts are over by
+//     their limit, none of this counts, and all tokens but the forced one get -infinity.
 //   With temperature 0 (or below kMinTemperature) the arg-max of these logits wins; of
 //     equal logits the lowest id wins.
 //   Otherwise filters keep some tokens. Top-n-sigma keeps every logit not below max - n * sigma,

@@ -11,7 +11,7 @@ std::unique_ptr<OutputParser> MakeOutputParser(OutputOptions options) {
   if (options.tools == nullptr && options.reasoning == nullptr) return nullptr;
   const bool has_channels = options.tools != nullptr
                                 ? options.tools->shape == ToolFormat::Shape::kChannels
-                                : options.reasoning->end.empty();
+                                : options.reasoning->has_channel();
   if (has_channels) return std::make_unique<ChannelParser>(std::move(options));
   return std::make_unique<TaggedParser>(std::move(options));
 }

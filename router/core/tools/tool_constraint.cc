@@ -1,6 +1,7 @@
 #include "router/core/tools/tool_constraint.h"
 
 #include "common/types/text.h"
+#include "router/core/constraint/ordered_json.h"
 
 namespace flotilla::router {
 namespace {
@@ -50,18 +51,44 @@ std::string Calls(const ToolFormat& format, std::span<const CallableTool> tools,
                                       : Tag(format.section_begin, calls, format.section_end);
 }
 
-// Thoughts up to the begin of the calls.
-std::string Thoughts(const ToolFormat& format, const ConstraintOptions& options) {
-  constexpr std::string_view kAnyText = R"({"type":"any_text"})";
-  if (format.shape == ToolFormat::Shape::kChannels) {
-    return Optional(
-        Tag("<|channel|>analysis<|message|>", kAnyText, Cat("<|end|>", format.between_calls)));
-  }
-  const ReasoningFormat& reasoning = *options.reasoning;
-  const std::string_view begin = options.begins_in_reasoning ? "" : reasoning.begin;
+constexpr std::string_view kAnyText = R"({"type":"any_text"})";
+
+// Thoughts in a channel, up to the header of the next message.
+std::string ChannelThoughts(const ReasoningFormat& reasoning) {
+  return Optional(
+      Tag(reasoning.channel_begin, kAnyText, Cat(reasoning.channel_end, reasoning.next_message)));
+}
+
+// Thoughts in front of what follows them.
+std::string TaggedThoughts(const ReasoningFormat& reasoning, bool begins_in_reasoning) {
+  const std::string_view begin = begins_in_reasoning ? "" : reasoning.begin;
   const std::string thoughts =
       Sequence(Tag(begin, kAnyText, reasoning.end), R"({"type":"regex","pattern":"[ \\n]{0,2}"})");
-  return options.begins_in_reasoning ? thoughts : Optional(thoughts);
+  return begins_in_reasoning ? thoughts : Optional(thoughts);
+}
+
+// Thoughts up to what follows them.
+std::string Thoughts(const ReasoningFormat& reasoning, bool begins_in_reasoning) {
+  return reasoning.has_channel() ? ChannelThoughts(reasoning)
+                                 : TaggedThoughts(reasoning, begins_in_reasoning);
+}
+
+// The constraint as a format of a structural tag.
+std::string FormatOf(const Constraint& constraint) {
+  constexpr std::string_view kTag = R"({"type":"structural_tag","format":)";
+  const std::string_view text = constraint.text;
+  switch (constraint.kind) {
+    case Constraint::Kind::kJsonSchema:
+      return Cat(R"({"type":"json_schema","json_schema":)", text, "}");
+    case Constraint::Kind::kRegex:
+      return Cat(R"({"type":"regex","pattern":)", OrderedJson(text).dump(), "}");
+    case Constraint::Kind::kGrammar:
+      return Cat(R"({"type":"grammar","grammar":)", OrderedJson(text).dump(), "}");
+    case Constraint::Kind::kStructuralTag:
+    case Constraint::Kind::kNone:
+      break;
+  }
+  return std::string(text.substr(kTag.size(), text.size() - kTag.size() - 1));
 }
 
 }  // namespace
@@ -69,8 +96,22 @@ std::string Thoughts(const ToolFormat& format, const ConstraintOptions& options)
 std::string ToolConstraint(const ToolFormat& format, std::span<const CallableTool> tools,
                            const ConstraintOptions& options) {
   std::string calls = Calls(format, tools, options.several);
-  if (options.reasoning != nullptr) calls = Sequence(Thoughts(format, options), calls);
+  if (options.reasoning != nullptr) {
+    calls = Sequence(Thoughts(*options.reasoning, options.begins_in_reasoning), calls);
+  }
   return Cat(R"({"type":"structural_tag","format":)", calls, "}");
+}
+
+Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoning,
+                          bool begins_in_reasoning) {
+  std::string format = FormatOf(form);
+  if (!reasoning.answer_header.empty()) {
+    format = Sequence(
+        Cat(R"({"type":"const_string","value":)", Quoted(reasoning.answer_header), "}"), format);
+  }
+  return {Constraint::Kind::kStructuralTag,
+          Cat(R"({"type":"structural_tag","format":)",
+              Sequence(Thoughts(reasoning, begins_in_reasoning), format), "}")};
 }
 
 }  // namespace flotilla::router

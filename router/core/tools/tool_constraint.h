@@ -1,10 +1,12 @@
-// ToolConstraint: what a grammar must enforce so that a model calls a tool. Pure.
+// What a grammar must enforce so that a model calls a tool, or thinks before an answer of a form.
+// Pure.
 #pragma once
 
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "common/types/constraint.h"
 #include "router/core/tools/tool_format.h"
 
 namespace flotilla::router {
@@ -26,5 +28,11 @@ struct ConstraintOptions {
 // one tool.
 std::string ToolConstraint(const ToolFormat& format, std::span<const CallableTool> tools,
                            const ConstraintOptions& options);
+
+// A form of answers (constraints.h, json_schema.h) with thoughts of the model in front of it, which
+// must come where the prompt has begun them and may come elsewhere. The text may have more than
+// Constraint::kMaxBytes.
+Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoning,
+                          bool begins_in_reasoning);
 
 }  // namespace flotilla::router

@@ -94,7 +94,14 @@ constexpr ToolFormat kToolFormats[] = {
 };
 
 constexpr ReasoningFormat kReasoningFormats[] = {
-    {.name = "openai", .signs = {"<|channel|>", "<|message|>"}, .begin = "", .end = ""},
+    {.name = "openai",
+     .signs = {"<|channel|>", "<|message|>"},
+     .begin = "",
+     .end = "",
+     .channel_begin = "<|channel|>analysis<|message|>",
+     .channel_end = "<|end|>",
+     .next_message = "<|start|>assistant",
+     .answer_header = "<|channel|>final<|message|>"},
     {.name = "think", .signs = {"</think>", ""}, .begin = "<think>", .end = "</think>"},
     {.name = "seed_oss",
      .signs = {"</seed:think>", ""},
@@ -153,7 +160,7 @@ bool IsMarker(std::string_view token, const ToolFormat& format) {
 }
 
 bool IsMarker(std::string_view token, const ReasoningFormat& format) {
-  if (format.end.empty()) return IsPart(token, kChannelMarkers);
+  if (format.has_channel()) return IsPart(token, kChannelMarkers);
   const std::string_view markers[] = {format.begin, format.end};
   return IsPart(token, markers);
 }

@@ -56,6 +56,14 @@ struct ReasoningFormat {
   // Around the thoughts, with which an answer begins. Both empty: they have a channel.
   std::string_view begin;
   std::string_view end;
+  // Around thoughts that have a channel, how the next message begins behind them, and how its
+  // header goes on if it is the answer.
+  std::string_view channel_begin = {};
+  std::string_view channel_end = {};
+  std::string_view next_message = {};
+  std::string_view answer_header = {};
+
+  bool has_channel() const { return end.empty(); }
 };
 
 std::span<const ToolFormat> ToolFormats();

@@ -62,7 +62,13 @@ SamplingParams RandomValues::Sampling() {
                           .allowed_tokens = Tokens(9),
                           .bad_words = {},
                           .constraint = {},
+                          .thinking = {},
                           .seed = Word()};
+  if (Flip()) {
+    sampling.thinking = {
+        .begin = Tokens(4), .end = Token(), .forced = Tokens(4), .budget = Number()};
+    sampling.thinking.forced.push_back(Token());
+  }
   if (Flip()) {
     sampling.constraint = {.kind = static_cast<Constraint::Kind>(1 + Below(4)), .text = Text()};
   }

@@ -431,6 +431,31 @@ TEST_P(SamplerTest, NoTokenCompletesABadWord) {
   EXPECT_FALSE(NeedsFullRow(sampling));
 }
 
+// It comes whatever else was asked for, and nothing else does.
+TEST_P(SamplerTest, TheEndOfThoughtsIsForced) {
+  const std::vector<float> row = {1, 5, 4, 3, 2};
+  const SamplingParams sampling{.temperature = 0.9f,
+                                .top_k = 1,
+                                .logit_bias = {{3, -100}},
+                                .allowed_tokens = {1, 2},
+                                .bad_words = {{3}},
+                                .thinking = {.end = 3, .forced = {3, 0}, .budget = 2}};
+  const auto drawn = [&](std::vector<TokenId> output, std::vector<TokenId> drafts) {
+    return Sample(row, sampling, {}, {.output = output, .drafts = drafts, .banned = {}}).token;
+  };
+  EXPECT_EQ(drawn({2}, {}), 1);
+  EXPECT_EQ(drawn({2, 2}, {}), 3);
+  EXPECT_EQ(drawn({2}, {2}), 3);
+  EXPECT_EQ(drawn({2, 2}, {3}), 0);
+  EXPECT_EQ(drawn({2, 2, 3, 0}, {}), 1);
+  EXPECT_TRUE(NeedsFullRow({.temperature = 0, .thinking = sampling.thinking}));
+  // A constraint that excludes it wins.
+  const std::uint32_t mask = 0b00110;
+  const std::vector<TokenId> output = {2, 2};
+  const TokenDraw draw = MakeDraw(sampling, {.output = output});
+  EXPECT_EQ(SampleRow(ops_, row, Size(row), draw, 0, absl::MakeConstSpan(&mask, 1))->token, 1);
+}
+
 // XTC leaves the least likely of the likely tokens, as often as it is asked to.
 TEST_P(SamplerTest, XtcExcludesTheTopChoices) {
   // Shares of 0.4, 0.3, 0.2 and 0.1.
