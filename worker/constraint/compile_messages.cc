@@ -57,8 +57,10 @@ std::string EncodeSetup(const CompileSetup& setup) {
     Put(static_cast<std::uint32_t>(token.size()), message);
     message += token;
   }
-  Put(static_cast<std::uint32_t>(setup.vocabulary.stops.size()), message);
-  for (const TokenId stop : setup.vocabulary.stops) Put(stop, message);
+  for (const auto* tokens : {&setup.vocabulary.controls, &setup.vocabulary.stops}) {
+    Put(static_cast<std::uint32_t>(tokens->size()), message);
+    for (const TokenId token : *tokens) Put(token, message);
+  }
   return message;
 }
 
@@ -73,8 +75,10 @@ absl::StatusOr<CompileSetup> DecodeSetup(absl::string_view message) {
   for (std::string& token : setup.vocabulary.tokens) {
     token = std::string(reader.TakeBytes(reader.Take<std::uint32_t>()));
   }
-  setup.vocabulary.stops.resize(reader.TakeCount(sizeof(TokenId)));
-  for (TokenId& stop : setup.vocabulary.stops) stop = reader.Take<TokenId>();
+  for (auto* tokens : {&setup.vocabulary.controls, &setup.vocabulary.stops}) {
+    tokens->resize(reader.TakeCount(sizeof(TokenId)));
+    for (TokenId& token : *tokens) token = reader.Take<TokenId>();
+  }
   if (!reader.AtEnd()) return absl::InvalidArgumentError("this is no vocabulary");
   return setup;
 }

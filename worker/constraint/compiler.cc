@@ -121,7 +121,8 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const En
   if (patience > absl::ZeroDuration()) compiled = process_.Compile(entry.constraint, patience);
   absl::Status why = compiled.status();
   if (compiled.ok()) {
-    absl::StatusOr<std::shared_ptr<const Grammar>> grammar = Grammar::Read(*compiled, grammars_);
+    absl::StatusOr<std::shared_ptr<const Grammar>> grammar =
+        Grammar::Read(*compiled, entry.constraint, grammars_);
     if (grammar.ok()) return grammar;
     why = grammar.status();
   }

@@ -8,12 +8,14 @@
 #include <xgrammar/tokenizer_info.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <iostream>
 #include <new>
 #include <optional>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -102,14 +104,30 @@ bool HasLimitedRule(const std::string& rules) {
   return false;
 }
 
+// The tokens that a structural tag names. Routers write it, so it has no white space, and no string
+// in it has these quotes.
+std::vector<TokenId> NamedTokens(const Constraint& constraint) {
+  constexpr std::string_view kFormat = R"({"type":"token","token":)";
+  std::vector<TokenId> tokens;
+  if (constraint.kind != Constraint::Kind::kStructuralTag) return tokens;
+  const std::string_view text = constraint.text;
+  for (std::size_t at = text.find(kFormat); at != text.npos; at = text.find(kFormat, at)) {
+    at += kFormat.size();
+    TokenId token = 0;
+    const auto read = std::from_chars(text.data() + at, text.data() + text.size(), token);
+    if (read.ec == std::errc()) tokens.push_back(token);
+  }
+  return tokens;
+}
+
 }  // namespace
 
 std::string ConstraintEngineVersion() { return kEngine; }
 
 struct GrammarVocabulary::Impl {
   xgrammar::TokenizerInfo info;
-  std::vector<TokenId> stops;         // ascending
-  std::vector<std::uint32_t> usable;  // [mask_words]
+  std::vector<TokenId> stops, controls;  // ascending
+  std::vector<std::uint32_t> usable;     // [mask_words]
 };
 
 GrammarVocabulary::GrammarVocabulary(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
@@ -122,17 +140,22 @@ absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> GrammarVocabulary::Crea
   for (std::size_t i = 0; i < size; ++i) {
     if (!vocabulary.tokens[i].empty()) usable[i / 32] |= 1u << i % 32;
   }
-  for (const TokenId stop : vocabulary.stops) {
-    if (stop < 0 || static_cast<std::size_t>(stop) >= size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("The stop token ", stop, " is not in the vocabulary of ", size, " tokens"));
+  for (const auto* tokens : {&vocabulary.stops, &vocabulary.controls}) {
+    for (const TokenId token : *tokens) {
+      if (token >= 0 && static_cast<std::size_t>(token) < size) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The control token ", token, " is not in the vocabulary of ", size, " tokens"));
     }
-    usable[stop / 32] |= 1u << stop % 32;
   }
+  for (const TokenId stop : vocabulary.stops) usable[stop / 32] |= 1u << stop % 32;
+  // XGrammar allows a token without bytes nowhere. No text has this byte.
+  std::vector<std::string> bytes = vocabulary.tokens;
+  for (const TokenId control : vocabulary.controls) bytes[control] = "\xff";
   return std::shared_ptr<const GrammarVocabulary>(new GrammarVocabulary(std::unique_ptr<const Impl>(
-      new Impl{.info = xgrammar::TokenizerInfo(vocabulary.tokens, xgrammar::VocabType::RAW,
-                                               std::nullopt, vocabulary.stops),
+      new Impl{.info = xgrammar::TokenizerInfo(bytes, xgrammar::VocabType::RAW, std::nullopt,
+                                               vocabulary.stops),
                .stops = vocabulary.stops,
+               .controls = vocabulary.controls,
                .usable = std::move(usable)})));
 }
 
@@ -142,11 +165,6 @@ std::size_t GrammarVocabulary::size() const {
 
 bool GrammarVocabulary::IsStop(TokenId token) const {
   return std::ranges::binary_search(impl_->stops, token);
-}
-
-bool GrammarVocabulary::IsUsable(TokenId token) const {
-  return token >= 0 && static_cast<std::size_t>(token) < size() &&
-         (impl_->usable[token / 32] >> token % 32 & 1) != 0;
 }
 
 absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
@@ -179,6 +197,7 @@ absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
 
 struct Grammar::Impl {
   xgrammar::CompiledGrammar compiled;
+  std::vector<std::uint32_t> usable;  // empty: that of the vocabulary
 };
 
 Grammar::Grammar(std::unique_ptr<const Impl> impl,
@@ -187,12 +206,20 @@ Grammar::Grammar(std::unique_ptr<const Impl> impl,
 Grammar::~Grammar() = default;
 
 absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
-    const std::string& compiled, std::shared_ptr<const GrammarVocabulary> vocabulary) {
+    const std::string& compiled, const Constraint& constraint,
+    std::shared_ptr<const GrammarVocabulary> vocabulary) {
   try {
     auto read = xgrammar::CompiledGrammar::DeserializeJSON(compiled, vocabulary->impl_->info);
     if (const auto* grammar = std::get_if<xgrammar::CompiledGrammar>(&read)) {
+      std::vector<std::uint32_t> usable;
+      for (const TokenId token : NamedTokens(constraint)) {
+        if (!std::ranges::binary_search(vocabulary->impl_->controls, token)) continue;
+        if (usable.empty()) usable = vocabulary->impl_->usable;
+        usable[token / 32] |= 1u << token % 32;
+      }
       return std::shared_ptr<const Grammar>(
-          new Grammar(std::unique_ptr<const Impl>(new Impl{*grammar}), std::move(vocabulary)));
+          new Grammar(std::unique_ptr<const Impl>(new Impl{*grammar, std::move(usable)}),
+                      std::move(vocabulary)));
     }
     return absl::InternalError(
         std::visit([](const auto& error) { return std::string(error.what()); },
@@ -202,7 +229,13 @@ absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
   }
 }
 
-std::size_t Grammar::bytes() const { return impl_->compiled.MemorySizeBytes(); }
+std::size_t Grammar::bytes() const {
+  return impl_->compiled.MemorySizeBytes() + impl_->usable.size() * sizeof(std::uint32_t);
+}
+
+const std::vector<std::uint32_t>& Grammar::usable() const {
+  return impl_->usable.empty() ? vocabulary_->impl_->usable : impl_->usable;
+}
 
 struct GrammarMatcher::Impl {
   xgrammar::GrammarMatcher matcher;
@@ -219,7 +252,8 @@ GrammarMatcher& GrammarMatcher::operator=(GrammarMatcher&&) noexcept = default;
 GrammarMatcher::~GrammarMatcher() = default;
 
 bool GrammarMatcher::Accept(TokenId token) {
-  if (!grammar_->vocabulary().IsUsable(token)) return false;
+  if (token < 0 || static_cast<std::size_t>(token) >= grammar_->vocabulary().size()) return false;
+  if ((grammar_->usable()[token / 32] >> token % 32 & 1) == 0) return false;
   if (impl_->matcher.IsTerminated()) {
     if (!grammar_->vocabulary().IsStop(token)) return false;
     ++impl_->more_stops;
@@ -258,8 +292,9 @@ bool GrammarMatcher::Fill(absl::Span<std::uint32_t> mask) {
   } catch (const std::exception&) {
     std::ranges::fill(mask, 0);
   }
+  const std::vector<std::uint32_t>& usable = grammar_->usable();
   std::uint32_t any = 0;
-  for (std::size_t i = 0; i < mask.size(); ++i) any |= mask[i] &= vocabulary.usable[i];
+  for (std::size_t i = 0; i < mask.size(); ++i) any |= mask[i] &= usable[i];
   return any != 0;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,7 +26,7 @@ std::string ConstraintEngineVersion();
 // A vocabulary in XGrammar's form.
 class GrammarVocabulary {
  public:
-  // INVALID_ARGUMENT: a stop token is not in the vocabulary.
+  // INVALID_ARGUMENT: a stop or control token is not in the vocabulary.
   static absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> Create(
       const ConstraintVocabulary& vocabulary);
   ~GrammarVocabulary();
@@ -34,8 +35,6 @@ class GrammarVocabulary {
   // Words of a mask of all tokens: bit t % 32 of word t / 32 belongs to token t.
   std::size_t mask_words() const { return (size() + 31) / 32; }
   bool IsStop(TokenId token) const;
-  // Whether a grammar could allow the token: it has bytes or is a stop.
-  bool IsUsable(TokenId token) const;
 
  private:
   friend class Grammar;
@@ -59,9 +58,11 @@ absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
 // A compiled grammar.
 class Grammar {
  public:
-  // Reads what CompileConstraint returned for the same vocabulary. INTERNAL: it is something else.
+  // Reads what CompileConstraint returned for the same constraint and vocabulary. INTERNAL: it is
+  // something else.
   static absl::StatusOr<std::shared_ptr<const Grammar>> Read(
-      const std::string& compiled, std::shared_ptr<const GrammarVocabulary> vocabulary);
+      const std::string& compiled, const Constraint& constraint,
+      std::shared_ptr<const GrammarVocabulary> vocabulary);
   ~Grammar();
 
   // About the memory that it takes.
@@ -72,6 +73,9 @@ class Grammar {
   friend class GrammarMatcher;
   struct Impl;
   Grammar(std::unique_ptr<const Impl> impl, std::shared_ptr<const GrammarVocabulary> vocabulary);
+  // [mask_words] the tokens that it could allow: those with bytes, stops, and control tokens that
+  // the constraint names.
+  const std::vector<std::uint32_t>& usable() const;
   const std::unique_ptr<const Impl> impl_;
   const std::shared_ptr<const GrammarVocabulary> vocabulary_;
 };

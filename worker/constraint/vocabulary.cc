@@ -1,5 +1,6 @@
 #include "worker/constraint/vocabulary.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 
@@ -16,7 +17,9 @@ absl::StatusOr<ConstraintVocabulary> ReadConstraintVocabulary(const TokenizerBun
   for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
     const auto id = static_cast<TokenId>(i);
     const TokenKind kind = bundle.kinds[i];
-    if (tokenizer->IsSpecial(id) || kind == TokenKind::kUnused || kind == TokenKind::kUnknown) {
+    if (kind == TokenKind::kUnused || kind == TokenKind::kUnknown) continue;
+    if (tokenizer->IsSpecial(id)) {
+      if (!std::ranges::binary_search(vocabulary.stops, id)) vocabulary.controls.push_back(id);
       continue;
     }
     vocabulary.tokens[i] = std::string(tokenizer->TokenBytes(id));

@@ -12,9 +12,10 @@
 namespace flotilla::worker {
 
 struct ConstraintVocabulary {
-  // [vocabulary] the bytes of each token; empty for tokens that no grammar allows, as control
-  // tokens.
+  // [vocabulary] the bytes of each token; empty for tokens that have none.
   std::vector<std::string> tokens;
+  // Control tokens, ascending, but for the stops. Only a structural tag that names one allows it.
+  std::vector<TokenId> controls = {};
   // The tokens that end an answer, ascending. They are allowed where a grammar is complete.
   std::vector<TokenId> stops;
 

@@ -18,7 +18,7 @@ class GrammarTest : public ::testing::Test {
         CompileConstraint({kind, text}, *vocabulary_, 1 << 24);
     EXPECT_TRUE(compiled.ok()) << compiled.status() << " of " << text;
     if (!compiled.ok()) return nullptr;
-    const auto grammar = Grammar::Read(*compiled, vocabulary_);
+    const auto grammar = Grammar::Read(*compiled, {kind, text}, vocabulary_);
     EXPECT_TRUE(grammar.ok()) << grammar.status();
     return grammar.ok() ? *grammar : nullptr;
   }
@@ -99,6 +99,43 @@ TEST_F(GrammarTest, AllowsWhatBytesAllow) {
   }
 }
 
+// A control token comes where a structural tag names it, and nowhere else, not even where any text
+// may come.
+TEST_F(GrammarTest, ControlTokensComeWhereTheyAreNamed) {
+  constexpr TokenId kControl = 256, kByteFf = 255;
+  const auto grammar = Compile(
+      Kind::kStructuralTag,
+      R"({"type":"structural_tag","format":{"type":"sequence","elements":[)"
+      R"({"type":"tag","begin":"<","content":{"type":"any_text"},"end":{"type":"token","token":256}},)"
+      R"({"type":"tag","begin":{"type":"token","token":256},"content":{"type":"json_schema",)"
+      R"("json_schema":{"type":"string"}},"end":""}]}})");
+  ASSERT_NE(grammar, nullptr);
+  GrammarMatcher matcher(grammar);
+  EXPECT_FALSE(matcher.Accept(kControl));
+  ASSERT_TRUE(matcher.Accept('<'));
+  ASSERT_TRUE(matcher.Accept('a'));
+  std::vector<TokenId> allowed = Allowed(matcher);
+  EXPECT_TRUE(std::ranges::count(allowed, 'b') == 1 && std::ranges::count(allowed, kControl) == 1);
+  EXPECT_EQ(std::ranges::count(allowed, kByteFf), 0);
+  ASSERT_TRUE(matcher.Accept(kControl));
+  EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{kControl});
+  ASSERT_TRUE(matcher.Accept(kControl));
+  ASSERT_TRUE(matcher.Accept('"'));
+  EXPECT_FALSE(Has(Mask(matcher), kControl));
+  EXPECT_FALSE(matcher.Accept(kControl));
+  // Text between tags, which XGrammar takes byte by byte.
+  const std::string tags = R"("triggers":["<f"],"tags":[{"type":"tag","begin":"<f>","content":)"
+                           R"({"type":"regex","pattern":"a"},"end":"</f>"}]}})";
+  const auto text =
+      Compile(Kind::kStructuralTag,
+              R"({"type":"structural_tag","format":{"type":"triggered_tags",)" + tags);
+  ASSERT_NE(text, nullptr);
+  GrammarMatcher free(text);
+  EXPECT_TRUE(Has(Mask(free), 'a'));
+  EXPECT_FALSE(Has(Mask(free), kControl));
+  EXPECT_FALSE(free.Accept(kControl));
+}
+
 TEST_F(GrammarTest, AllowsExactlyALanguage) {
   // All words of the language, found without a grammar.
   std::set<std::string> words;
@@ -176,7 +213,7 @@ TEST_F(GrammarTest, ForbidsNothingThatAForbiddenTokenEnds) {
       *GrammarVocabulary::Create({.tokens = {"acab", "ab", "b", ""}, .stops = {3}});
   const auto compiled = CompileConstraint({Kind::kRegex, "(acab)+"}, *vocabulary, 1 << 24);
   ASSERT_TRUE(compiled.ok()) << compiled.status();
-  GrammarMatcher matcher(*Grammar::Read(*compiled, vocabulary));
+  GrammarMatcher matcher(*Grammar::Read(*compiled, {}, vocabulary));
   std::uint32_t mask = 0;
   EXPECT_TRUE(matcher.Fill(absl::MakeSpan(&mask, 1)));
   EXPECT_EQ(mask, 0b0001u);
@@ -187,7 +224,7 @@ TEST_F(GrammarTest, ControlTokensStayForbidden) {
   const absl::StatusOr<std::string> compiled =
       CompileConstraint({Kind::kGrammar, "root ::= Token(256) | \"a\""}, *vocabulary_, 1 << 24);
   ASSERT_TRUE(compiled.ok()) << compiled.status();
-  GrammarMatcher matcher(*Grammar::Read(*compiled, vocabulary_));
+  GrammarMatcher matcher(*Grammar::Read(*compiled, {}, vocabulary_));
   EXPECT_EQ(Allowed(matcher), std::vector<TokenId>{'a'});
 }
 
@@ -238,9 +275,9 @@ TEST_F(GrammarTest, RefusesWhatWasCompiledForOthers) {
   ASSERT_TRUE(compiled.ok());
   ConstraintVocabulary other = words_;
   other.tokens.push_back("more");
-  EXPECT_FALSE(Grammar::Read(*compiled, *GrammarVocabulary::Create(other)).ok());
-  EXPECT_FALSE(Grammar::Read("{}", vocabulary_).ok());
-  EXPECT_FALSE(Grammar::Read("", vocabulary_).ok());
+  EXPECT_FALSE(Grammar::Read(*compiled, {}, *GrammarVocabulary::Create(other)).ok());
+  EXPECT_FALSE(Grammar::Read("{}", {}, vocabulary_).ok());
+  EXPECT_FALSE(Grammar::Read("", {}, vocabulary_).ok());
 }
 
 TEST_F(GrammarTest, HostileConstraintsEnd) {

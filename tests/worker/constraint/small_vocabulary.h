@@ -21,6 +21,7 @@ inline ConstraintVocabulary SmallVocabulary() {
   }
   vocabulary.tokens.push_back("");  // 256: a control token
   vocabulary.tokens.push_back("");  // 257: the end
+  vocabulary.controls = {256};
   vocabulary.stops = {257};
   for (const char* word :
        {"ab",       "ba",    "aba",   "bab",          "abc",        "cab",   "aa",       "bb",

@@ -1,5 +1,7 @@
 #include "worker/constraint/vocabulary.h"
 
+#include <algorithm>
+
 #include "model/checkpoint.h"
 #include "tests/support/test_model.h"
 #include "tests/support/tiny_gguf.h"
@@ -17,6 +19,9 @@ TEST(ConstraintVocabulary, HasTheBytesOfTextAndTheEnds) {
   ASSERT_EQ(vocabulary->tokens.size(), 49152u);
   EXPECT_EQ(vocabulary->stops, (std::vector<TokenId>{0, 2}));  // <|endoftext|>, <|im_end|>
   EXPECT_EQ(vocabulary->tokens[1], "");                        // <|im_start|>
+  ASSERT_FALSE(vocabulary->controls.empty());
+  EXPECT_EQ(vocabulary->controls[0], 1);
+  EXPECT_EQ(std::ranges::count(vocabulary->controls, 2), 0);
   EXPECT_GE(TokenOf(*vocabulary, " the"), 0);
   EXPECT_GE(TokenOf(*vocabulary, "\n"), 0);
   EXPECT_GE(TokenOf(*vocabulary, "\xe2\x80"), 0);  // a part of a character
@@ -44,6 +49,7 @@ TEST(ConstraintVocabulary, ReadsBytesOfSentencePieces) {
   ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
   EXPECT_EQ(vocabulary->tokens, (std::vector<std::string>{"", "", "", "\n", " ", "a", " a", ""}));
   EXPECT_EQ(vocabulary->stops, std::vector<TokenId>{2});
+  EXPECT_EQ(vocabulary->controls, std::vector<TokenId>{1});
 }
 
 }  // namespace
