@@ -118,8 +118,15 @@ ChatPrompt::ChatPrompt(Parts parts) : parts_(std::move(parts)) {
   for (TokenId id = 0; static_cast<std::uint32_t>(id) < parts_.tokenizer->vocab_size(); ++id) {
     if (!parts_.tokenizer->IsSpecial(id)) continue;
     const std::string_view text = parts_.tokenizer->TokenBytes(id);
-    if (tool_format_ != nullptr && IsMarker(text, *tool_format_)) tool_markers_.push_back(id);
-    if (reasoning_ != nullptr && IsMarker(text, *reasoning_)) reasoning_markers_.push_back(id);
+    const bool marks_tools = tool_format_ != nullptr && IsMarker(text, *tool_format_);
+    const bool marks_thoughts = reasoning_ != nullptr && IsMarker(text, *reasoning_);
+    if (marks_tools) tool_markers_.push_back(id);
+    if (marks_thoughts) reasoning_markers_.push_back(id);
+    if (marks_tools || marks_thoughts) {
+      control_markers_.push_back({.text = std::string(text),
+                                  .id = id,
+                                  .ends = std::ranges::binary_search(parts_.end_tokens, id)});
+    }
   }
   if (reasoning_ != nullptr) FindThinkingTokens();
 }
@@ -133,9 +140,6 @@ void ChatPrompt::FindThinkingTokens() {
   const bool has_channel = format.has_channel();
   ThinkingLimit limit{.begin = tokens_of(has_channel ? format.channel_begin : format.begin)};
   const std::vector<TokenId> ends = tokens_of(has_channel ? format.channel_end : format.end);
-  const auto is_special = [this](TokenId token) { return parts_.tokenizer->IsSpecial(token); };
-  spells_thoughts_ =
-      !std::ranges::any_of(limit.begin, is_special) && !std::ranges::any_of(ends, is_special);
   limit.forced = ends;
   if (has_channel) {
     limit.forced = tokens_of(Cat(format.channel_end, format.next_message, format.answer_header));
@@ -199,6 +203,11 @@ absl::StatusOr<Constraint> ChatPrompt::ConstraintOf(const Conversation& conversa
                      {.several = conversation.parallel_tool_calls && !named,
                       .reasoning = reasoning_,
                       .begins_in_reasoning = in_reasoning}));
+  if (constraint.ok() && !control_markers_.empty()) {
+    OrderedJson tag = OrderedJson::parse(constraint->text);
+    tag["format"] = WithControlTokens(tag["format"], control_markers_);
+    constraint->text = tag.dump();
+  }
   if (constraint.ok()) return constraint;
   return WithField(InvalidArgument("tool_choice: no call of these tools can be enforced: ",
                                    std::string(constraint.status().message())),
@@ -206,13 +215,13 @@ absl::StatusOr<Constraint> ChatPrompt::ConstraintOf(const Conversation& conversa
 }
 
 bool ChatPrompt::MayThink(const Conversation& conversation, const Rendered& prompt) const {
-  return spells_thoughts_ && conversation.split_reasoning && !conversation.continue_final_message &&
-         !prompt.has_reasoning;
+  return reasoning_ != nullptr && conversation.split_reasoning &&
+         !conversation.continue_final_message && !prompt.has_reasoning;
 }
 
 absl::StatusOr<Constraint> ChatPrompt::FormBehindThoughts(const Constraint& form,
                                                           const Rendered& prompt) const {
-  Constraint behind = BehindThoughts(form, *reasoning_, prompt.in_reasoning);
+  Constraint behind = BehindThoughts(form, *reasoning_, prompt.in_reasoning, control_markers_);
   if (behind.text.size() <= Constraint::kMaxBytes) return behind;
   return InvalidField("response_format",
                       Cat("the form of the answer has ", behind.text.size(),

@@ -14,6 +14,7 @@
 #include "common/types/thinking_limit.h"
 #include "model/text/text_piece.h"
 #include "router/conversation.h"
+#include "router/core/tools/control_markers.h"
 #include "router/core/tools/output_parser.h"
 #include "router/template_json.h"
 
@@ -32,6 +33,7 @@ class ChatPrompt {
     const model::ChatTemplate* tool_template = nullptr;  // used where there are tools; may be null
     // What templates get for the date; may be empty.
     std::function<std::string(std::string_view format)> strftime_now;
+    std::vector<TokenId> end_tokens = {};  // the model's, ascending
   };
   // The parts outlive this object.
   explicit ChatPrompt(Parts parts);
@@ -57,8 +59,7 @@ class ChatPrompt {
   // parameters of a tool are no schema that a grammar can enforce.
   absl::StatusOr<Constraint> ConstraintOf(const Conversation& conversation,
                                           bool in_reasoning) const;
-  // Whether the model may think before an answer of a form: the prompt leaves that open, and a
-  // grammar allows the markers, which it does not if they are control tokens.
+  // Whether the model may think before an answer of a form.
   bool MayThink(const Conversation& conversation, const Rendered& prompt) const;
   // The form behind thoughts, for a model that may think. INVALID_ARGUMENT about response_format:
   // it is too large.
@@ -85,8 +86,8 @@ class ChatPrompt {
   const ReasoningFormat* reasoning_ = nullptr;
   bool shows_tools_ = false;
   std::vector<TokenId> tool_markers_, reasoning_markers_;  // control tokens, sorted
-  ThinkingLimit thinking_;        // where thoughts begin in an answer; none: they cannot be limited
-  bool spells_thoughts_ = false;  // a grammar allows their markers
+  ThinkingLimit thinking_;  // where thoughts begin in an answer; none: they cannot be limited
+  std::vector<ControlToken> control_markers_;  // those of calls and thoughts
 };
 
 }  // namespace flotilla::router

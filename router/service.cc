@@ -67,8 +67,8 @@ absl::Status PoolFull() {
 struct Model {
   Model(ServedModel served_model, const ServiceOptions& options, RouterMetrics* unread)
       : served(std::move(served_model)),
-        encoder(
-            {served.tokenizer, served.chat_template, served.tool_template, options.strftime_now}) {
+        encoder({served.tokenizer, served.chat_template, served.tool_template, options.strftime_now,
+                 served.end_tokens}) {
     if (served.metrics == nullptr) served.metrics = unread;
   }
   ServedModel served;

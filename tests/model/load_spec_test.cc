@@ -74,6 +74,19 @@ TEST(LoadSpec, ReadsTheRealModel) {
   EXPECT_EQ(TokenizerHash(tokenizer), 0x94eb524f711ffcb7);  // as in earlier versions
 }
 
+// gpt-oss ends messages with "<|end|>" and answers with two others; Phi 3 ends answers with it.
+TEST(StopTokens, AnAnswerOfSeveralMessagesGoesOn) {
+  TokenizerBundle tokenizer;
+  tokenizer.tokens = {"<|end|>", "<|return|>", "<|call|>", "a"};
+  tokenizer.kinds = {TokenKind::kControl, TokenKind::kControl, TokenKind::kControl,
+                     TokenKind::kNormal};
+  tokenizer.eos = 1;
+  tokenizer.eot = 0;
+  EXPECT_THAT(StopTokens(tokenizer), ElementsAre(1, 2));
+  tokenizer.tokens[2] = "<|tool|>";
+  EXPECT_THAT(StopTokens(tokenizer), ElementsAre(0, 1));
+}
+
 // 128 columns each; half as many, down to 32, while there are fewer than 4 splits, and twice as
 // many while there are more than 256. The last split may be short.
 TEST(FfnSpec, HasSplitsOfItsWidth) {

@@ -205,7 +205,6 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
     chat.template_kwargs = R"({"start":")" + start + R"("})";
     return std::pair(chat, *(*prompt).Render(chat));
   };
-  // The tokenizer has no such control tokens, so a grammar allows them.
   const Constraint form{Constraint::Kind::kRegex, "a"};
   const auto behind = [&](const std::string& start) {
     const auto [chat, end] = rendered(start);
@@ -228,10 +227,15 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
             "response_format");
   // No limit ends with several tokens.
   EXPECT_EQ(ErrorField((*prompt).LimitOf(5, false).status()), "thinking_token_budget");
-  // Control tokens, which no grammar allows.
+  // Markers that are control tokens are named.
   const Prompt control("{% for m in messages %}{{ m.content }}{% endfor %}{# <think></think> #}");
   std::tie(chat, end) = rendered("");
-  EXPECT_FALSE((*control).MayThink(chat, end));
+  ASSERT_TRUE((*control).MayThink(chat, end));
+  const TokenId id = TestTokenizer().Encode("</think>", {.parse_special = true})->at(0);
+  const std::string named = R"("end":{"type":"token","token":)" + std::to_string(id) + "}";
+  const Constraint behind_control = *(*control).FormBehindThoughts(form, end);
+  EXPECT_NE(behind_control.text.find(named), std::string::npos) << behind_control.text;
+  EXPECT_EQ(behind_control.text.find("think>"), std::string::npos) << behind_control.text;
   EXPECT_TRUE((*control).LimitOf(5, false).ok());
 }
 

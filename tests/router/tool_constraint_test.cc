@@ -87,9 +87,9 @@ TEST(ToolConstraint, AFormComesBehindThoughts) {
   const std::string format = R"({"type":"const_string","value":"a}"})";
   parts = behind({Kind::kStructuralTag, R"({"type":"structural_tag","format":)" + format + "}"},
                  "openai", false);
-  EXPECT_EQ(parts[0]["content"]["end"], "<|end|><|start|>assistant");
-  EXPECT_EQ(parts[1]["elements"][0]["value"], "<|channel|>final<|message|>");
-  EXPECT_EQ(parts[1]["elements"][1], json::parse(format));
+  EXPECT_EQ(parts[0]["elements"][0]["content"]["end"], "<|end|><|start|>assistant");
+  EXPECT_EQ(parts[0]["elements"][1]["value"], "<|channel|>final<|message|>");
+  EXPECT_EQ(parts[1], json::parse(format));
 }
 
 // What a grammar has a model write is read as calls, in each format.

@@ -103,15 +103,15 @@ std::string ToolConstraint(const ToolFormat& format, std::span<const CallableToo
 }
 
 Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoning,
-                          bool begins_in_reasoning) {
-  std::string format = FormatOf(form);
+                          bool begins_in_reasoning, const std::vector<ControlToken>& tokens) {
+  std::string before = Thoughts(reasoning, begins_in_reasoning);
   if (!reasoning.answer_header.empty()) {
-    format = Sequence(
-        Cat(R"({"type":"const_string","value":)", Quoted(reasoning.answer_header), "}"), format);
+    before = Sequence(
+        before, Cat(R"({"type":"const_string","value":)", Quoted(reasoning.answer_header), "}"));
   }
+  before = WithControlTokens(OrderedJson::parse(before), tokens).dump();
   return {Constraint::Kind::kStructuralTag,
-          Cat(R"({"type":"structural_tag","format":)",
-              Sequence(Thoughts(reasoning, begins_in_reasoning), format), "}")};
+          Cat(R"({"type":"structural_tag","format":)", Sequence(before, FormatOf(form)), "}")};
 }
 
 }  // namespace flotilla::router

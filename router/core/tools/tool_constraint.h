@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/types/constraint.h"
+#include "router/core/tools/control_markers.h"
 #include "router/core/tools/tool_format.h"
 
 namespace flotilla::router {
@@ -33,6 +34,6 @@ std::string ToolConstraint(const ToolFormat& format, std::span<const CallableToo
 // must come where the prompt has begun them and may come elsewhere. The text may have more than
 // Constraint::kMaxBytes.
 Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoning,
-                          bool begins_in_reasoning);
+                          bool begins_in_reasoning, const std::vector<ControlToken>& tokens = {});
 
 }  // namespace flotilla::router
