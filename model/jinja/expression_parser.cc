@@ -26,10 +26,21 @@ void ExpressionParser::Deepen(Expr& expr, const Expr& child) {
 ExprPtr ExpressionParser::ParseTuple(bool with_condition) {
   const auto one = [&] { return with_condition ? ParseExpression() : ParseOr(); };
   ExprPtr first = one();
-  if (!IsOperator(",")) return first;
-  ExprPtr tuple = Node(Expr::Kind::kTuple, std::move(first));
-  while (SkipOperator(",") && StartsExpression()) AddArg(*tuple, one());
-  return tuple;
+  if (IsOperator(",")) {
+    ExprPtr tuple = Node(Expr::Kind::kTuple, std::move(first));
+    while (SkipOperator(",") && StartsExpression()) AddArg(*tuple, one());
+    first = std::move(tuple);
+  }
+  RefuseUnknown();
+  return first;
+}
+
+void ExpressionParser::NoteUnknown(std::string_view what, std::string_view name) {
+  if (conditions_ == 0 && unknown_.empty()) unknown_ = Cat("no ", what, " '", name, "'");
+}
+
+void ExpressionParser::RefuseUnknown() {
+  if (!unknown_.empty()) Fail(unknown_);
 }
 
 bool ExpressionParser::StartsExpression() const {
@@ -39,13 +50,18 @@ bool ExpressionParser::StartsExpression() const {
 
 ExprPtr ExpressionParser::ParseExpression() {
   const Level level(this);
+  RefuseUnknown();
   ExprPtr expr = ParseOr();
   while (SkipName("if")) {
+    unknown_.clear();
+    ++conditions_;
     ExprPtr condition = ParseOr();
     ExprPtr otherwise;
     if (SkipName("else")) otherwise = ParseExpression();
+    --conditions_;
     expr = Node(Expr::Kind::kIf, std::move(expr), std::move(condition), std::move(otherwise));
   }
+  RefuseUnknown();
   return expr;
 }
 
@@ -281,7 +297,7 @@ ExprPtr ExpressionParser::ParseFilters(ExprPtr expr, bool first_without_pipe) {
     if (std::exchange(first_without_pipe, false) || SkipOperator("|")) {
       expr = Node(Expr::Kind::kFilter, std::move(expr));
       expr->name = ExpectName();
-      if (ok() && !IsFilter(expr->name)) return Fail(Cat("no filter '", expr->name, "'"));
+      if (ok() && !IsFilter(expr->name)) NoteUnknown("filter", expr->name);
       if (IsOperator("(")) ParseArguments(*expr);
     } else if (IsName("is")) {
       expr = ParseTest(std::move(expr));
@@ -300,7 +316,7 @@ ExprPtr ExpressionParser::ParseTest(ExprPtr operand) {
   const bool negated = SkipName("not");
   ExprPtr test = Node(Expr::Kind::kTest, std::move(operand));
   test->name = ExpectName();
-  if (ok() && !IsTest(test->name)) return Fail(Cat("no test '", test->name, "'"));
+  if (ok() && !IsTest(test->name)) NoteUnknown("test", test->name);
   if (IsName("is")) return Fail("a test cannot follow a test");
   const bool keyword = IsName("else") || IsName("or") || IsName("and");
   const bool operand_follows = (Now().kind == Kind::kName && !keyword) ||

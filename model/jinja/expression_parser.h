@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -30,6 +31,11 @@ class ExpressionParser : public TokenCursor {
     bool caller = false, varargs = false, kwargs = false;
   };
   ReadNames read_;
+  // How many `if` statements are around. As in jinja2, a filter or test that does not exist is an
+  // error there only when it is called, and so it is in an inline if.
+  int conditions_ = 0;
+  // Fails if a filter or test does not exist that an expression without a condition has.
+  void RefuseUnknown();
   // An expression that joins the texts of others.
   ExprPtr Joined(std::vector<ExprPtr> parts);
 
@@ -87,6 +93,9 @@ class ExpressionParser : public TokenCursor {
   // Parses (a, b, name=c) and appends it to the arguments of `call`.
   void ParseArguments(Expr& call);
   ExprPtr ParseTest(ExprPtr operand);
+  // Notes a filter or test that does not exist, unless it is in a condition.
+  void NoteUnknown(std::string_view what, std::string_view name);
+  std::string unknown_;  // the error of the first one in this expression
 };
 
 }  // namespace flotilla::jinja

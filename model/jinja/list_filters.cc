@@ -207,6 +207,11 @@ Value Reverse(Heap& heap, Value input, const Bound&, const Args&) {
 
 // ---- Each item ----
 
+// The items of what these filters get. As in jinja2, what is false has none.
+std::vector<Value> ItemsIfAny(Heap& heap, Value input) {
+  return Truthy(input) ? Items(heap, input) : std::vector<Value>();
+}
+
 // select, reject, selectattr, rejectattr: ([attribute,] [test, arguments...]).
 template <bool by_attribute, bool keep>
 Value Select(Heap& heap, Value input, const Bound&, const Args& args) {
@@ -225,7 +230,7 @@ Value Select(Heap& heap, Value input, const Bound&, const Args& args) {
     rest = rest.subspan(1);
   }
   std::vector<Value> kept;
-  for (const Value item : Items(heap, input)) {
+  for (const Value item : ItemsIfAny(heap, input)) {
     if (!heap.Charge(1)) return {};
     const Value tested = getter(heap, item);
     const bool passes =
@@ -255,7 +260,7 @@ Value Map(Heap& heap, Value input, const Bound&, const Args& args) {
   }
   const Getter getter(heap, by_attribute ? attribute : Value::None(), false, fallback);
   std::vector<Value> mapped;
-  for (const Value item : Items(heap, input)) {
+  for (const Value item : ItemsIfAny(heap, input)) {
     if (!heap.Charge(1)) return {};
     mapped.push_back(by_attribute ? getter(heap, item)
                                   : CallFilter(heap, args.positional[0].text->bytes(), item,

@@ -105,6 +105,7 @@ class Parser : private ExpressionParser {
     if (name == "filter") {
       auto stmt = NewStmt(Stmt::Kind::kFilter);
       stmt->expr = ParseFilters(nullptr, /*first_without_pipe=*/true);
+      RefuseUnknown();
       stmt->body = ParseBlock("endfilter");
       return stmt;
     }
@@ -125,6 +126,7 @@ class Parser : private ExpressionParser {
   std::unique_ptr<Stmt> ParseIf() {
     auto stmt = NewStmt(Stmt::Kind::kIf);
     bool has_else = false;
+    ++conditions_;
     for (bool more = true; more && ok();) {
       Stmt::Branch branch;
       if (!has_else) branch.condition = ParseTuple(/*with_condition=*/false);
@@ -135,6 +137,7 @@ class Parser : private ExpressionParser {
       more = end != "endif";
       has_else = end == "else";
     }
+    --conditions_;
     Expect(Kind::kBlockEnd);
     return stmt;
   }
@@ -208,6 +211,7 @@ class Parser : private ExpressionParser {
     stmt->kind = Stmt::Kind::kSetBlock;
     if (stmt->target.unpack) return Unexpected();
     if (IsOperator("|")) stmt->expr = ParseFilters(nullptr, /*first_without_pipe=*/false);
+    RefuseUnknown();
     stmt->body = ParseBlock("endset");
     return stmt;
   }

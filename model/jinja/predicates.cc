@@ -131,6 +131,10 @@ bool IsTest(std::string_view name) {
 }
 
 bool CallTest(Heap& heap, std::string_view name, Value input, const Args& args) {
+  if (!IsTest(name)) {
+    heap.Fail("no test '", name, "'");
+    return false;
+  }
   return Truthy(CallBuiltin(heap, kTests, name, input, args));
 }
 

@@ -201,6 +201,12 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
       {"{% for x in y %}{% call z() %}{% break %}{% endcall %}{% endfor %}", "outside of a loop"},
       {"{% macro m(caller) %}{{ caller() }}{% endmacro %}", "needs a default"},
       {"{{ x is nosuch }}", "no test 'nosuch'"},
+      {"{{ f(x | nosuch) }}", "no filter 'nosuch'"},
+      {"{% for x in y | nosuch %}{% endfor %}", "no filter 'nosuch'"},
+      {"{% filter nosuch %}{% endfilter %}", "no filter 'nosuch'"},
+      {"{% set x | nosuch %}{% endset %}", "no filter 'nosuch'"},
+      {"{% if x %}{% endif %}{{ x | nosuch }}", "no filter 'nosuch'"},
+      {"{{ a if b else c }}{{ x | nosuch, y if z else 1 }}", "no filter 'nosuch'"},
       {"{% if x %}", "'endif' is missing"},
       {"{% for x in y %}{% endif %}", "statement 'endif'"},
       {"\n\n{{ 1 + }}", "line 3"},
@@ -237,6 +243,27 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
     ASSERT_FALSE(compiled.ok()) << source.substr(0, 80);
     EXPECT_EQ(compiled.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(compiled.status().message()), HasSubstr(message));
+  }
+}
+
+// In a condition, as in jinja2, it is an error only where it is called.
+TEST(ChatTemplate, WhatDoesNotExistMayStandInACondition) {
+  for (const std::string source :
+       {"{% if X is nosuch %}{% elif X %}{{ 1 | nosuch }}{% endif %}ok",
+        "{% if X %}{% for x in [1] %}{{ x | nosuch }}{% endfor %}{% endif %}ok",
+        "{{ 1 | nosuch if X else 'ok' }}", "{{ 'ok' if not X else 1 | nosuch }}"}) {
+    const auto with = [&](const std::string& value) {
+      return RenderText("{% set X = " + value + " %}" + source);
+    };
+    const bool tests = source.find("is nosuch") != source.npos;
+    const auto no = with("false"), yes = with("true");
+    if (tests) {
+      EXPECT_THAT(std::string(no.status().message()), HasSubstr("no test 'nosuch'"));
+      continue;
+    }
+    ASSERT_TRUE(no.ok()) << source << no.status();
+    EXPECT_EQ(*no, "ok");
+    EXPECT_THAT(std::string(yes.status().message()), HasSubstr("no filter 'nosuch'")) << source;
   }
 }
 
