@@ -243,6 +243,16 @@ absl::StatusOr<ThinkingLimit> ChatPrompt::LimitOf(std::uint32_t budget, bool in_
   return limit;
 }
 
+std::shared_ptr<const ArgumentTypes> ChatPrompt::ArgumentTypesOf(
+    const Conversation& conversation) const {
+  if (!conversation.offers_tools() || tool_format_->shape != ToolFormat::Shape::kXml) {
+    return nullptr;
+  }
+  auto types = std::make_shared<ArgumentTypes>();
+  for (const Tool& tool : conversation.tools) types->Add(tool.name, tool.parameters);
+  return types;
+}
+
 OutputOptions ChatPrompt::OutputOf(const Conversation& conversation) const {
   OutputOptions options;
   if (conversation.split_reasoning && !conversation.continue_final_message) {

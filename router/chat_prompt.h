@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,7 +69,11 @@ class ChatPrompt {
   // What ends the thoughts after `budget` tokens. INVALID_ARGUMENT about thinking_token_budget:
   // this model is not known to think, or the end of its thoughts is not one token.
   absl::StatusOr<ThinkingLimit> LimitOf(std::uint32_t budget, bool in_reasoning) const;
-  // How the answer to such a conversation is taken apart. `begins_in_reasoning` is false.
+  // What the arguments of the conversation's tools may be; null where the model's format of calls
+  // does not ask.
+  std::shared_ptr<const ArgumentTypes> ArgumentTypesOf(const Conversation& conversation) const;
+  // How the answer to such a conversation is taken apart, but for what the prompt has to be made
+  // for: `begins_in_reasoning` is false, and there are no `argument_types`.
   OutputOptions OutputOf(const Conversation& conversation) const;
   // Whether the token is a control token that is part of a marker that `output` looks for, so that
   // its text is needed.

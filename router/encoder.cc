@@ -97,7 +97,9 @@ absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
   if (!constraint.ok()) return constraint.status();
   auto prompt =
       Blame("messages", tokenizer_->EncodePieces(rendered->pieces, options), options, in_reasoning);
-  if (prompt.ok()) prompt->constraint = *std::move(constraint);
+  if (!prompt.ok()) return prompt;
+  prompt->constraint = *std::move(constraint);
+  prompt->argument_types = chat_prompt_.ArgumentTypesOf(conversation);
   return prompt;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -38,12 +39,13 @@ class Encoder {
   absl::StatusOr<std::vector<std::vector<TokenId>>> EncodeBadWords(
       const std::vector<std::string>& words) const;
 
-  // The tokens of a prompt, whether it ends with the begin of thoughts, and what the answer must
-  // follow.
+  // The tokens of a prompt, whether it ends with the begin of thoughts, what the answer must
+  // follow, and what the tools' arguments may be (ChatPrompt::ArgumentTypesOf).
   struct Prompt {
     std::vector<TokenId> tokens;
     bool in_reasoning = false;
     Constraint constraint = {};
+    std::shared_ptr<const ArgumentTypes> argument_types = nullptr;
   };
   // `form` is what a client asked for the answer to follow. OUT_OF_RANGE about the prompt if it has
   // more tokens than the options allow.

@@ -161,7 +161,7 @@ void GenerationImpl::OnEncoded(absl::StatusOr<Encoded> encoded) {
     CountRefusal(status);
     return Finish(std::move(status), Usage{});
   }
-  MakeParsers(encoded->in_reasoning);
+  MakeParsers(*encoded);
   request_.prompt = std::move(encoded->prompt);
   request_.sampling.bad_words = std::move(encoded->bad_words);
   request_.sampling.dry_breakers = std::move(encoded->dry_breakers);
@@ -218,9 +218,10 @@ void GenerationImpl::Handle(TokenEvent event) {
   AddText(event.sequence, text);
 }
 
-void GenerationImpl::MakeParsers(bool in_reasoning) {
+void GenerationImpl::MakeParsers(Encoded& encoded) {
   OutputOptions options = output_;
-  options.begins_in_reasoning = in_reasoning;
+  options.begins_in_reasoning = encoded.in_reasoning;
+  options.argument_types = std::move(encoded.argument_types);
   for (Choice& choice : choices_) choice.parser = MakeOutputParser(options);
 }
 

@@ -75,6 +75,7 @@ class GenerationImpl final : public Generation {
     bool in_reasoning = false;   // the prompt ends with the begin of thoughts
     Constraint constraint = {};  // none: that of the request
     ThinkingLimit thinking = {};
+    std::shared_ptr<const ArgumentTypes> argument_types = nullptr;  // of the tools
   };
   // Called when the prompt is encoded. Submits it, or ends the request on an error.
   void OnEncoded(absl::StatusOr<Encoded> encoded);
@@ -114,7 +115,8 @@ class GenerationImpl final : public Generation {
   void Handle(const RequestEnd& event);
 
   // Prepares for an answer to a conversation, whose prompt may end with the begin of thoughts.
-  void MakeParsers(bool in_reasoning);
+  // Takes the argument types.
+  void MakeParsers(Encoded& encoded);
   // The text of a token. Markers that a parser needs are text, even if control tokens are none.
   std::string TextOf(Choice& choice, TokenId token);
   // Appends text that no stop string can be part of any more to the delta.

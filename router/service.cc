@@ -401,6 +401,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
             if (!limit.ok()) return limit.status();
             encoded.thinking = *std::move(limit);
           }
+          encoded.argument_types = std::move(prompt->argument_types);
           return std::move(encoded);
         }));
       },

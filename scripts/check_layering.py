@@ -66,6 +66,9 @@ FOLDERS = {
     "router/core": Folder(may=("common/types",), libs=("absl",), pure=True),
     # The grammars of answers. A schema is JSON.
     "router/core/constraint": Folder(may=("common/types",), libs=("absl", "json"), pure=True),
+    # Models' calls of tools. Their arguments are JSON, and schemas say what they may be.
+    "router/core/tools": Folder(may=("common/types", "router/core/constraint"),
+                                libs=("absl", "json"), pure=True),
     "scheduler": Folder(may=("scheduler/core", "proto/codec") + COMMON,
                         libs=("absl", "grpc", "protobuf", "system")),
     # gRPC stubs and services derive from generated classes.
@@ -107,7 +110,7 @@ FOLDERS = {
     "worker/agent": Folder(may=("proto/codec", "rpc") + COMMON,
                            libs=("absl", "grpc", "protobuf", "system"), generated=True),
     "router": Folder(may=("router/batch", "router/files", "router/core", "router/core/constraint",
-                          "model", "proto/codec") + COMMON,
+                          "router/core/tools", "model", "proto/codec") + COMMON,
                      libs=("absl", "grpc", "protobuf", "boost", "json", "pcre2", "icu", "system")),
     # A batch's lines and which of them are to be answered.
     "router/batch": Folder(may=("router", "common/types"), libs=("absl", "json"), pure=True),

@@ -114,6 +114,44 @@ TEST(ChatPrompt, TemplatesThatWantTextGetText) {
   EXPECT_EQ(developer(Of({{.role = "developer", .content = "d"}})), "developer ");
 }
 
+TEST(ChatPrompt, EarlierCallsAreInXml) {
+  ChatTurn call{.role = "assistant", .content = ""};
+  call.tool_calls = {
+      {.id = "1", .name = "f", .arguments = R"({"s":"a\nb","n":5,"o":{"x":[true]}})"},
+      {.id = "2", .name = "g", .arguments = ""}};
+  const Conversation chat = Of({{.role = "user", .content = "x"}, call});
+  EXPECT_EQ(Prompt(testing::kQwenCoderTemplate)(chat),
+            "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+            "<tool_call>\n<function=f>\n<parameter=s>\na\nb\n</parameter>\n"
+            "<parameter=n>\n5\n</parameter>\n<parameter=o>\n{\"x\": [true]}\n</parameter>\n"
+            "</function>\n</tool_call><tool_call>\n<function=g>\n</function>\n</tool_call>"
+            "<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(Prompt(testing::kGlmTemplate)(chat),
+            "<|user|>\nx<|assistant|>\n\n<tool_call>f\n<arg_key>s</arg_key>\n"
+            "<arg_value>a\nb</arg_value>\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n"
+            "<arg_key>o</arg_key>\n<arg_value>{\"x\": [true]}</arg_value>\n</tool_call>\n"
+            "<tool_call>g\n</tool_call><|assistant|>");
+}
+
+TEST(ChatPrompt, ArgumentsInXmlHaveTheTypesOfTheirSchemas) {
+  Conversation chat = Of({{.role = "user", .content = "x"}});
+  chat.tools = {{.name = "f", .parameters = R"({"properties":{"a":{"type":"integer"}}})"},
+                {.name = "g"}};
+  for (const char* source : {testing::kQwenCoderTemplate, testing::kGlmTemplate}) {
+    const Prompt prompt(source);
+    EXPECT_EQ((*prompt).Check(chat), absl::OkStatus());
+    EXPECT_EQ((*prompt).OutputOf(chat).tools->shape, ToolFormat::Shape::kXml);
+    const auto types = (*prompt).ArgumentTypesOf(chat);
+    ASSERT_NE(types, nullptr);
+    EXPECT_EQ(types->Of("f", "a").types, unsigned{kIntegerType});
+    EXPECT_EQ(types->Of("g", "a").types, unsigned{kAllTypes});
+    chat.tool_choice = ToolChoice::kNone;
+    EXPECT_EQ((*prompt).ArgumentTypesOf(chat), nullptr);
+    chat.tool_choice = ToolChoice::kAuto;
+  }
+  EXPECT_EQ((*Prompt(testing::kHermesTemplate)).ArgumentTypesOf(chat), nullptr);
+}
+
 TEST(ChatPrompt, VariablesReachTheTemplate) {
   const Prompt prompt(
       "{{ documents[0].title }} {{ enable_thinking }} {{ add_generation_prompt }} "

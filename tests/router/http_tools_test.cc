@@ -282,6 +282,29 @@ TEST_F(ToolsTest, ACallThatMustComeIsAConstraint) {
   }
 }
 
+TEST_F(ToolsTest, ArgumentsInXmlBecomeJson) {
+  const auto coder = *model::ChatTemplate::Compile(testing::kQwenCoderTemplate);
+  service_->AddModel({.id = "coder",
+                      .end_tokens = text_.stop_tokens,
+                      .engine = engine_.get(),
+                      .tokenizer = tokenizer_.get(),
+                      .chat_template = &coder});
+  for (const char* choice : {"", R"(,"tool_choice":"required")"}) {
+    Say("<tool_call>\n<function=add>\n<parameter=z>\n1\n</parameter>\n<parameter=note>\nsay \"1\"\n"
+        "</parameter>\n</function>\n</tool_call>");
+    const HttpResponse response = Post(
+        "/v1/chat/completions", R"({"model":"coder","messages":[{"role":"user","content":"hi"}])" +
+                                    std::string(kTools) + choice + "}");
+    ASSERT_EQ(response.status, 200) << response.body;
+    const json calls = response.json()["choices"][0]["message"]["tool_calls"];
+    ASSERT_EQ(calls.size(), 1u);
+    EXPECT_EQ(calls[0]["function"],
+              json({{"name", "add"}, {"arguments", R"({"z": 1, "note": "say \"1\""})"}}));
+    const Constraint constraint = engine_->submitted().back().sampling.constraint;
+    EXPECT_EQ(constraint.text.find("\"qwen_xml\"") != std::string::npos, *choice != '\0');
+  }
+}
+
 TEST_F(ToolsTest, TokenizeSeesThem) {
   const auto count = [&](const std::string& more) {
     return Post("/tokenize",

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -45,6 +46,13 @@ const Format* Named(std::span<const Format> formats, const std::string& name) {
   return &*row;
 }
 
+// Of tools by their names.
+std::shared_ptr<const ArgumentTypes> TypesOf(const json& parameters) {
+  auto types = std::make_shared<ArgumentTypes>();
+  for (const auto& [tool, schema] : parameters.items()) types->Add(tool, schema.dump());
+  return types;
+}
+
 std::vector<Recorded> ReadAll() {
   std::vector<Recorded> all;
   std::ifstream file("tests/data/outputs.jsonl");
@@ -57,6 +65,7 @@ std::vector<Recorded> ReadAll() {
                    .begins_in_reasoning = row["inside"],
                    .tool_names = row["tools"],
                    .one_call = row["one_call"]};
+    if (row.contains("parameters")) one.options.argument_types = TypesOf(row["parameters"]);
     one.expected.content = row["expected"]["content"];
     one.expected.reasoning = row["expected"]["reasoning"];
     for (const json& call : row["expected"]["calls"])
@@ -103,7 +112,7 @@ Message Parse(const OutputOptions& options, const std::vector<std::string>& piec
 
 TEST(OutputParser, TakesRecordedAnswersApart) {
   const std::vector<Recorded> all = ReadAll();
-  EXPECT_GT(all.size(), 60u);
+  EXPECT_GT(all.size(), 125u);
   for (const Recorded& one : all) {
     EXPECT_EQ(Parse(one.options, {one.text}), one.expected) << one.name << ": " << one.text;
   }
@@ -180,6 +189,40 @@ TEST(OutputParser, HoldsBackABoundedText) {
   EXPECT_EQ(events[0].text, text);
 }
 
+TEST(OutputParser, TextsInXmlComeAsTheyAreWritten) {
+  const auto parser =
+      MakeOutputParser({.tools = Named(ToolFormats(), "qwen3_coder"),
+                        .argument_types = TypesOf(json::parse(R"({"f":{"properties":{
+                            "s":{"type":"string"},"i":{"type":"integer"}}}})"))});
+  const auto push = [&](const std::string& text) {
+    std::vector<OutputEvent> events;
+    parser->Push(text, events);
+    return events;
+  };
+  using Kind = OutputEvent::Kind;
+  using Events = std::vector<OutputEvent>;
+  EXPECT_EQ(push("<tool_call>\n<function=f"), Events());
+  EXPECT_EQ(push(">\n<param"), (Events{{Kind::kCall, "f"}}));
+  EXPECT_EQ(push("eter=s>\n"), (Events{{Kind::kArguments, "{\"s\": \""}}));
+  EXPECT_EQ(push("a \"b\"\n"), (Events{{Kind::kArguments, R"(a \"b\")"}}));
+  EXPECT_EQ(push("c\n</par"), (Events{{Kind::kArguments, R"(\nc)"}}));
+  EXPECT_EQ(push("ameter>"), (Events{{Kind::kArguments, "\""}}));
+  EXPECT_EQ(push("\n<parameter=i>\n1"), (Events{{Kind::kArguments, ", \"i\": "}}));
+  EXPECT_EQ(push("2\n"), Events());
+  EXPECT_EQ(push("</parameter>"), (Events{{Kind::kArguments, "12"}}));
+  EXPECT_EQ(push("\n</function>"), (Events{{Kind::kArguments, "}"}}));
+}
+
+TEST(OutputParser, ALongValueInXmlIsAText) {
+  const std::string list = "[" + std::string(OutputParser::kMaxValueBytes, ' ') + "\"a\"]";
+  const Message message = Parse(
+      {.tools = Named(ToolFormats(), "glm45"),
+       .argument_types = TypesOf(json::parse(R"({"f":{"properties":{"l":{"type":"array"}}}})"))},
+      {"<tool_call>f\n<arg_key>l</arg_key><arg_value>", list, "</arg_value></tool_call>"});
+  ASSERT_EQ(message.calls.size(), 1u);
+  EXPECT_EQ(json::parse(message.calls[0].second)["l"], list);
+}
+
 TEST(OutputParser, CallsAreBounded) {
   std::string text;
   for (std::uint32_t i = 0; i <= OutputParser::kMaxCalls; ++i) {
@@ -198,11 +241,13 @@ TEST(ToolFormat, IsFoundByTheTemplate) {
     return format == nullptr ? "" : std::string(format->name);
   };
   EXPECT_EQ(tools("{{ '<tool_call>' }} within <tool_call></tool_call>"), "hermes");
-  EXPECT_EQ(tools("<tool_call>\n<function=f>\n</function>\n</tool_call>"), "");
+  EXPECT_EQ(tools("<tool_call>\n<function=f>\n</function>\n</tool_call>"), "qwen3_coder");
+  EXPECT_EQ(tools("<|start_header_id|> \"parameters\" <function=f>{}</function>"), "");
+  EXPECT_EQ(tools("<seed:tool_call><function=f></function></seed:tool_call>"), "");
   EXPECT_EQ(tools("<|start_header_id|> {\"name\": f, \"parameters\": {}}"), "llama3_json");
   EXPECT_EQ(tools("[TOOL_CALLS] ["), "mistral");
   EXPECT_EQ(tools("[TOOL_CALLS]name[ARGS]"), "mistral_v11");
-  EXPECT_EQ(tools("<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"), "");
+  EXPECT_EQ(tools("<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"), "glm45");
   EXPECT_EQ(tools("<｜tool▁calls▁begin｜> ```json"), "deepseek_v3");
   EXPECT_EQ(tools("<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{}"), "deepseek_v31");
   EXPECT_EQ(tools("<|start|>assistant<|channel|>final<|message|>"), "openai");
@@ -220,6 +265,8 @@ TEST(ToolFormat, MarkersAreKnownByTheirParts) {
   const ToolFormat& deepseek = *Named(ToolFormats(), "deepseek_v3");
   EXPECT_TRUE(IsMarker("<｜tool▁sep｜>", deepseek));
   EXPECT_TRUE(IsMarker("<|constrain|>", *Named(ToolFormats(), "openai")));
+  EXPECT_TRUE(IsMarker("<arg_value>", *Named(ToolFormats(), "glm45")));
+  EXPECT_TRUE(IsMarker("<tool_call>", *Named(ToolFormats(), "qwen3_coder")));
   EXPECT_FALSE(IsMarker("<|im_end|>", deepseek));
   EXPECT_FALSE(IsMarker("", deepseek));
   EXPECT_TRUE(IsMarker("</think>", *Named(ReasoningFormats(), "think")));

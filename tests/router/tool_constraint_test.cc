@@ -92,19 +92,42 @@ TEST(ToolConstraint, AFormComesBehindThoughts) {
   EXPECT_EQ(parts[1], json::parse(format));
 }
 
+TEST(ToolConstraint, ArgumentsMayBeInXml) {
+  const CallableTool tools[] = {kAdd};
+  EXPECT_EQ(ToolConstraint(ToolFormatOf("qwen3_coder"), tools, {}),
+            R"({"type":"structural_tag","format":{"type":"tags_with_separator","tags":[)"
+            R"({"type":"tag","begin":"<tool_call>\n<function=add>\n",)"
+            R"("content":{"type":"json_schema","json_schema":)"
+            R"({"type":"object","properties":{"a":{"type":"integer"}}},"style":"qwen_xml"},)"
+            R"("end":"</function>\n</tool_call>"}],"separator":"\n","at_least_one":true,)"
+            R"("stop_after_first":true}})");
+  const json tag = json::parse(ToolConstraint(ToolFormatOf("glm45"), tools, {}))["format"];
+  EXPECT_EQ(tag["tags"][0]["begin"], "<tool_call>add\n");
+  EXPECT_EQ(tag["tags"][0]["content"]["style"], "glm_xml");
+  EXPECT_EQ(tag["tags"][0]["end"], "</tool_call>");
+}
+
 // What a grammar has a model write is read as calls, in each format.
 TEST(ToolConstraint, IsWhatTheParserReads) {
   const CallableTool tools[] = {kAdd, kNow};
   for (const ToolFormat& format : ToolFormats()) {
     json tag = json::parse(ToolConstraint(format, tools, {.several = true}))["format"];
     if (tag["type"] == "tag") tag = json(tag["content"]);
+    // XGrammar's JSON, and what it writes of the same arguments in the styles of XML.
+    std::string arguments = R"({"a": 5})";
+    if (format.xml.style == "qwen_xml") arguments = "<parameter=a> \n5</parameter>\n";
+    if (format.xml.style == "glm_xml")
+      arguments = "<arg_key>a</arg_key> <arg_value>\n5</arg_value>";
     std::string text;
     for (const json& call : tag["tags"]) {
       if (!text.empty()) text += tag["separator"].get<std::string>();
-      text += call["begin"].get<std::string>() + R"({"a": 5})" + call["end"].get<std::string>();
+      text += call["begin"].get<std::string>() + arguments + call["end"].get<std::string>();
     }
     text = std::string(format.section_begin) + text + std::string(format.section_end);
-    const auto parser = MakeOutputParser({.tools = &format, .tool_names = {"add", "now"}});
+    auto types = std::make_shared<ArgumentTypes>();
+    for (const CallableTool& tool : tools) types->Add(tool.name, kAdd.parameters);
+    const auto parser =
+        MakeOutputParser({.tools = &format, .tool_names = {"add", "now"}, .argument_types = types});
     std::vector<OutputEvent> events;
     parser->Push(text, events);
     parser->Finish(events);

@@ -9,6 +9,7 @@
 #include "router/core/constraint/json_schema.h"
 #include "router/core/constraint/regex.h"
 #include "router/core/constraint/schema_document.h"
+#include "router/core/constraint/xml_schema.h"
 
 namespace flotilla::router {
 namespace {
@@ -26,7 +27,7 @@ enum class Value : std::uint8_t {
   kSchema,
   kRegex,
   kGrammar,
-  kJsonStyle,  // only "json"
+  kStyle,  // how a JSON value is written
   kOnlyFalse,
 };
 
@@ -40,7 +41,7 @@ struct Field {
 constexpr Field kFields[] = {
     {"const_string", "value", Value::kFullText},
     {"json_schema", "json_schema", Value::kSchema},
-    {"json_schema", "style", Value::kJsonStyle, false},
+    {"json_schema", "style", Value::kStyle, false},
     {"json_schema", "any_order", Value::kOnlyFalse, false},
     {"regex", "pattern", Value::kRegex},
     {"grammar", "grammar", Value::kGrammar},
@@ -105,6 +106,12 @@ class Walk {
       }
       written[std::string(field.name)] = Read(*value, field.value, there, depth);
     }
+    if (const OrderedJson* style = Find(written, "style"); style != nullptr && *style != "json") {
+      OrderedJson& schema = written["json_schema"];
+      auto in_xml = status_.ok() ? XmlSchema(std::move(schema)) : status_;
+      if (!in_xml.ok()) return Fail(Place::At(place, "json_schema"), in_xml.status());
+      schema = *std::move(in_xml);
+    }
     return written;
   }
 
@@ -130,8 +137,9 @@ class Walk {
         return value.is_boolean() ? value : Fail(place, "must be true or false");
       case Value::kOnlyFalse:
         return value == false ? value : Fail(place, "is supported only as false");
-      case Value::kJsonStyle:
-        return value == "json" ? value : Fail(place, "is supported only as \"json\"");
+      case Value::kStyle:
+        if (value == "json" || value == "qwen_xml" || value == "glm_xml") return value;
+        return Fail(place, R"(must be "json", "qwen_xml" or "glm_xml")");
       case Value::kFormat:
         return Format(value, place, depth + 1);
       case Value::kFormats:

@@ -7,6 +7,8 @@ namespace flotilla::router {
 namespace {
 
 constexpr std::uint32_t kReplacement = 0xfffd;
+// The letters of escapes, and the characters that they mean.
+constexpr std::string_view kEscapes = "bfnrt\"\\", kMeant = "\b\f\n\r\t\"\\";
 
 void AppendUtf8(std::uint32_t code, std::string& out) {
   const auto add = [&out](std::uint32_t byte) { out.push_back(static_cast<char>(byte)); };
@@ -44,7 +46,6 @@ void JsonStringReader::AppendUnit(std::uint32_t unit, std::string& out) {
 }
 
 bool JsonStringReader::Push(char c, std::string& out) {
-  constexpr std::string_view kNames = "bfnrt", kMeant = "\b\f\n\r\t";
   switch (place_) {
     case Place::kHex:
       if (const std::uint32_t digit = HexDigit(c); digit < 16) {
@@ -66,7 +67,7 @@ bool JsonStringReader::Push(char c, std::string& out) {
         return false;
       }
       if (std::exchange(high_, 0) != 0) AppendUtf8(kReplacement, out);
-      if (const auto at = kNames.find(c); at != kNames.npos) c = kMeant[at];
+      if (const auto at = kEscapes.find(c); at != kEscapes.npos) c = kMeant[at];
       out.push_back(c);
       return false;
     case Place::kText:
@@ -80,6 +81,27 @@ bool JsonStringReader::Push(char c, std::string& out) {
   if (c == '"') return true;
   out.push_back(c);
   return false;
+}
+
+void AppendEscaped(std::string_view text, std::string& out) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (const auto at = kMeant.find(c); at != kMeant.npos) {
+      out += {'\\', kEscapes[at]};
+    } else if (byte < 0x20) {
+      out += "\\u00";
+      out += {kDigits[byte >> 4], kDigits[byte & 15]};
+    } else {
+      out.push_back(c);
+    }
+  }
+}
+
+std::string JsonQuoted(std::string_view text) {
+  std::string out = "\"";
+  AppendEscaped(text, out);
+  return out += '"';
 }
 
 }  // namespace flotilla::router

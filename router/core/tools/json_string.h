@@ -1,8 +1,9 @@
-// JsonStringReader: decodes a JSON string byte by byte. Pure.
+// Strings of JSON: JsonStringReader decodes one byte by byte, and texts are written as such. Pure.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace flotilla::router {
 
@@ -22,5 +23,12 @@ class JsonStringReader {
   std::uint32_t unit_ = 0;  // of them
   std::uint32_t high_ = 0;  // the first half of a surrogate pair; 0: none
 };
+
+// Appends the text as it is within the quotes of a JSON string. Each byte stands for itself, so a
+// text may be appended in pieces.
+void AppendEscaped(std::string_view text, std::string& out);
+
+// The text as a JSON string.
+std::string JsonQuoted(std::string_view text);
 
 }  // namespace flotilla::router

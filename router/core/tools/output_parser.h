@@ -4,7 +4,9 @@
 // The result does not depend on how the text is cut into pieces: the events of the same kind, put
 // together, are those of the whole text. What turns out not to be a call is content. Only the
 // markers of the format and white space beside them are dropped. Text is held back only while it
-// may still be a marker, or the beginning of a call up to its name, at most kMaxHeldBytes.
+// may still be a marker, or the beginning of a call up to its name, at most kMaxHeldBytes. A value
+// that is written in XML and may be no text is held back until it is complete, at most
+// kMaxValueBytes.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "router/core/tools/argument_types.h"
 #include "router/core/tools/tool_format.h"
 
 namespace flotilla::router {
@@ -38,11 +41,16 @@ struct OutputOptions {
   bool begins_in_reasoning = false;            // the prompt has the begin of the thoughts
   std::vector<std::string> tool_names;         // that the model may call
   bool one_call = false;                       // the answer ends with its first call
+  // Of the tools, for formats in XML; null: nothing is known of them.
+  std::shared_ptr<const ArgumentTypes> argument_types = nullptr;
 };
 
 class OutputParser {
  public:
   static constexpr std::size_t kMaxHeldBytes = 16 << 10;
+  // A longer value is a text. Lists and objects of that size are rare, and the memory of a choice
+  // grows by no more than its answer.
+  static constexpr std::size_t kMaxValueBytes = 256 << 10;
   // More are content.
   static constexpr std::uint32_t kMaxCalls = 128;
 

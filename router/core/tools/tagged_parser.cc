@@ -16,7 +16,7 @@ constexpr std::size_t kMostSpaces = 1024;
 }  // namespace
 
 TaggedParser::TaggedParser(OutputOptions options)
-    : options_(std::move(options)), reader_(options_) {
+    : options_(std::move(options)), reader_(MakeCallReader(options_)) {
   thought_ = options_.reasoning == nullptr;
   if (thought_ || !options_.begins_in_reasoning) return;
   place_ = Place::kReasoning;
@@ -82,7 +82,7 @@ void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
     literal_ = undecided_.size() - text.size();
     const std::string own(text);
     undecided_.resize(literal_);
-    reader_.Begin(/*bare=*/true);
+    reader_->Begin(/*bare=*/true);
     for (char each : own) ReadCall(each, events);
     return;
   }
@@ -94,27 +94,28 @@ void TaggedParser::ReadContent(char c, std::vector<OutputEvent>& events) {
   std::string free;
   if (options_.tools == nullptr) return AddText(Kind::kContent, {&c, 1}, events);
   const ToolFormat& tools = *options_.tools;
-  const std::array<std::string_view, 4> markers{tools.begin, tools.section_begin, tools.section_end,
+  const std::array<std::string_view, 5> markers{tools.begin, tools.xml.name_begin,
+                                                tools.section_begin, tools.section_end,
                                                 tag_is_open_ ? tools.end : std::string_view()};
   const auto marker = scanner_.Push(c, markers, free);
   AddText(Kind::kContent, free, events);
   if (!marker.has_value()) return;
-  if (*marker == 0) {
+  if (*marker < 2) {  // models may forget `begin` in front of XML
     place_ = Place::kCall;
-    undecided_ = tools.begin;
+    undecided_ = markers[*marker];
     literal_ = undecided_.size();
     tag_is_open_ = false;
-    return reader_.Begin(/*bare=*/false);
+    return reader_->Begin(/*bare=*/*marker == 1);
   }
-  if (*marker == 3) tag_is_open_ = false;
+  if (*marker == 4) tag_is_open_ = false;
   after_marker_ = true;
 }
 
 void TaggedParser::ReadCall(char c, std::vector<OutputEvent>& events) {
   undecided_.push_back(c);
-  const Verdict verdict = reader_.Push(c, events);
+  const Verdict verdict = reader_->Push(c, events);
   if (verdict == Verdict::kNoCall || undecided_.size() > kMaxHeldBytes) return GiveUpCall(events);
-  if (reader_.is_certain()) {
+  if (reader_->is_certain()) {
     undecided_.clear();
     literal_ = 0;
   }
@@ -122,7 +123,7 @@ void TaggedParser::ReadCall(char c, std::vector<OutputEvent>& events) {
   after_marker_ = true;
   place_ = Place::kContent;
   tag_is_open_ = verdict == Verdict::kLeft;
-  if (verdict == Verdict::kLeft) todo_ = c;
+  if (verdict == Verdict::kLeft) todo_ = reader_->left() + c;
 }
 
 void TaggedParser::GiveUpCall(std::vector<OutputEvent>& events) {
@@ -154,7 +155,7 @@ void TaggedParser::AddText(Kind kind, std::string_view text, std::vector<OutputE
 void TaggedParser::Finish(std::vector<OutputEvent>& events) {
   while (!finished()) {
     if (place_ == Place::kCall) {
-      if (reader_.Finish(events)) return;
+      if (reader_->Finish(events)) return;
       GiveUpCall(events);
     } else if (place_ == Place::kBegin && !undecided_.empty()) {
       place_ = Place::kContent;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,7 @@ class TaggedParser final : public OutputParser {
 
   void Push(std::string_view text, std::vector<OutputEvent>& events) override;
   void Finish(std::vector<OutputEvent>& events) override;
-  bool finished() const override { return options_.one_call && reader_.complete() > 0; }
+  bool finished() const override { return options_.one_call && reader_->complete() > 0; }
 
  private:
   enum class Place : std::uint8_t {
@@ -43,7 +44,7 @@ class TaggedParser final : public OutputParser {
   void AddText(OutputEvent::Kind kind, std::string_view text, std::vector<OutputEvent>& events);
 
   const OutputOptions options_;
-  CallReader reader_;
+  const std::unique_ptr<CallReader> reader_;
   MarkerScanner scanner_;
   Place place_ = Place::kBegin;
   bool thought_ = false;       // no thoughts can come any more

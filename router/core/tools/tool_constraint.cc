@@ -2,27 +2,14 @@
 
 #include "common/types/text.h"
 #include "router/core/constraint/ordered_json.h"
+#include "router/core/tools/json_string.h"
 
 namespace flotilla::router {
 namespace {
 
-// The texts of the table have no control character but the line feed.
-std::string Quoted(std::string_view text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '\n') {
-      out += "\\n";
-      continue;
-    }
-    if (c == '"' || c == '\\') out.push_back('\\');
-    out.push_back(c);
-  }
-  return out += '"';
-}
-
 std::string Tag(std::string_view begin, std::string_view content, std::string_view end) {
-  return Cat(R"({"type":"tag","begin":)", Quoted(begin), R"(,"content":)", content, R"(,"end":)",
-             Quoted(end), "}");
+  return Cat(R"({"type":"tag","begin":)", JsonQuoted(begin), R"(,"content":)", content,
+             R"(,"end":)", JsonQuoted(end), "}");
 }
 
 std::string Sequence(std::string_view first, std::string_view second) {
@@ -34,18 +21,20 @@ std::string Optional(std::string_view content) {
 }
 
 std::string Calls(const ToolFormat& format, std::span<const CallableTool> tools, bool several) {
+  const std::string style =
+      format.xml.style.empty() ? "" : Cat(R"(,"style":)", JsonQuoted(format.xml.style));
   std::string tags;
   for (const CallableTool& tool : tools) {
     const std::string_view schema =
         tool.parameters.empty() ? R"({"type":"object"})" : tool.parameters;
     if (!tags.empty()) tags += ',';
-    tags +=
-        Tag(Cat(format.before_name, tool.name, format.before_arguments),
-            Cat(R"({"type":"json_schema","json_schema":)", schema, "}"), format.after_arguments);
+    tags += Tag(Cat(format.before_name, tool.name, format.before_arguments),
+                Cat(R"({"type":"json_schema","json_schema":)", schema, style, "}"),
+                format.after_arguments);
   }
   const std::string calls =
       Cat(R"({"type":"tags_with_separator","tags":[)", tags, R"(],"separator":)",
-          Quoted(format.between_calls), R"(,"at_least_one":true,"stop_after_first":)",
+          JsonQuoted(format.between_calls), R"(,"at_least_one":true,"stop_after_first":)",
           several ? "false" : "true", "}");
   return format.section_begin.empty() ? calls
                                       : Tag(format.section_begin, calls, format.section_end);
@@ -106,8 +95,8 @@ Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoni
                           bool begins_in_reasoning, const std::vector<ControlToken>& tokens) {
   std::string before = Thoughts(reasoning, begins_in_reasoning);
   if (!reasoning.answer_header.empty()) {
-    before = Sequence(
-        before, Cat(R"({"type":"const_string","value":)", Quoted(reasoning.answer_header), "}"));
+    before = Sequence(before, Cat(R"({"type":"const_string","value":)",
+                                  JsonQuoted(reasoning.answer_header), "}"));
   }
   before = WithControlTokens(OrderedJson::parse(before), tokens).dump();
   return {Constraint::Kind::kStructuralTag,

@@ -67,6 +67,42 @@ constexpr ToolFormat kToolFormats[] = {
      .before_arguments = "\", \"arguments\": ",
      .after_arguments = "}]",
      .short_ids = true},
+    {.name = "qwen3_coder",  // and Qwen 3.5
+     .signs = {"<tool_call>", "<function="},
+     .shape = Shape::kXml,
+     .begin = "<tool_call>",
+     .end = "</tool_call>",
+     .xml = {.style = "qwen_xml",
+             .name_begin = "<function=",
+             .name_end = ">",
+             .key_begin = "<parameter=",
+             .key_end = ">",
+             .value_begin = "",
+             .value_end = "</parameter>",
+             .lost_end = "</function>\n</tool_call>",
+             .body_end = "</function>",
+             .has_lines = true},
+     .before_name = "<tool_call>\n<function=",
+     .before_arguments = ">\n",
+     .after_arguments = "</function>\n</tool_call>",
+     .between_calls = "\n"},
+    {.name = "glm45",  // GLM 4.5 to 4.7
+     .signs = {"<tool_call>", "<arg_key>"},
+     .shape = Shape::kXml,
+     .begin = "<tool_call>",
+     .end = "</tool_call>",
+     .xml = {.style = "glm_xml",
+             .name_begin = "",
+             .name_end = "",
+             .key_begin = "<arg_key>",
+             .key_end = "</arg_key>",
+             .value_begin = "<arg_value>",
+             .value_end = "</arg_value>",
+             .guesses = true},
+     .before_name = "<tool_call>",
+     .before_arguments = "\n",
+     .after_arguments = "</tool_call>",
+     .between_calls = "\n"},
     {.name = "hermes",  // and Qwen 2.5, Qwen 3
      .signs = {"<tool_call>", "</tool_call>"},
      .begin = "<tool_call>",
@@ -141,11 +177,13 @@ std::span<const ToolFormat> ToolFormats() { return kToolFormats; }
 std::span<const ReasoningFormat> ReasoningFormats() { return kReasoningFormats; }
 
 const ToolFormat* RecogniseToolFormat(std::string_view chat_template) {
-  // Qwen3-Coder and GLM have Hermes' tags, too, but write XML between them.
+  const ToolFormat* format = Recognise(ToolFormats(), chat_template);
+  if (format != nullptr && format->shape == Shape::kXml) return format;
+  // XML within other tags is of a format that is not known.
   for (std::string_view xml : {"<function=", "<arg_key>"}) {
     if (chat_template.find(xml) != std::string_view::npos) return nullptr;
   }
-  return Recognise(ToolFormats(), chat_template);
+  return format;
 }
 
 const ReasoningFormat* RecogniseReasoning(std::string_view chat_template) {
@@ -154,8 +192,11 @@ const ReasoningFormat* RecogniseReasoning(std::string_view chat_template) {
 
 bool IsMarker(std::string_view token, const ToolFormat& format) {
   if (format.shape == Shape::kChannels) return IsPart(token, kChannelMarkers);
+  const XmlTags& xml = format.xml;
   const std::string_view markers[] = {format.begin,       format.end,       format.section_begin,
-                                      format.section_end, format.separator, format.aside};
+                                      format.section_end, format.separator, format.aside,
+                                      xml.key_begin,      xml.key_end,      xml.value_begin,
+                                      xml.value_end,      xml.name_begin,   xml.body_end};
   return IsPart(token, markers);
 }
 

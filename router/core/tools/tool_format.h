@@ -13,6 +13,27 @@
 
 namespace flotilla::router {
 
+// The tags of a call in XML. An argument is `key_begin`, its name, `key_end`, `value_begin`, its
+// value, `value_end`. White space may be between the tags. A value is a text, without quotes and
+// escapes, if the tool's parameters say so (argument_types.h), else JSON.
+struct XmlTags {
+  std::string_view style;       // XGrammar's name of the form of the arguments
+  std::string_view name_begin;  // may be empty
+  std::string_view name_end;    // one character; empty: the name ends with its line or at a tag
+  std::string_view key_begin, key_end;
+  std::string_view value_begin;  // may be empty
+  std::string_view value_end;
+  // The end of the whole call, if models are known to write it without `value_end` in front of it.
+  // It then ends a value, too. May be empty.
+  std::string_view lost_end = {};
+  std::string_view body_end = {};  // behind the arguments; empty: there is only the call's `end`
+  // A line break at the begin and one at the end of a value are no part of it.
+  bool has_lines = false;
+  // A value of which the parameters say nothing is JSON if it reads as such, else a text. If not
+  // set, it is a text.
+  bool guesses = false;
+};
+
 struct ToolFormat {
   enum class Shape : std::uint8_t {
     // `begin`, a JSON object with name and arguments (or parameters) or a list of such, `end`.
@@ -22,6 +43,8 @@ struct ToolFormat {
     kNamed,
     // Messages with a header that says whom they are for (gpt-oss).
     kChannels,
+    // `begin`, name and arguments between the tags of `xml`, `end`.
+    kXml,
   };
 
   std::string_view name;  // mostly vLLM's name of its parser
@@ -40,6 +63,7 @@ struct ToolFormat {
   std::string_view separator = {};
   // kNamed: what follows this, up to the separator, is not part of the name.
   std::string_view aside = {};
+  XmlTags xml = {};  // of kXml
   // How a grammar has the model write a call: text, the name, text, the arguments, text. And what
   // is between two calls.
   std::string_view before_name = {};

@@ -75,8 +75,8 @@ TEST(Constraints, StructuralTags) {
        "/format/pattern is refused: has a lookahead"},
       {R"({"format":{"type":"grammar","grammar":"x ::= \"\""}})", "/format/grammar is refused"},
       {R"({"format":{"type":"token","token":5}})", "/format is of type 'token'"},
-      {R"({"format":{"type":"json_schema","json_schema":{},"style":"qwen_xml"}})",
-       "/format/style is supported only as \"json\""},
+      {R"({"format":{"type":"json_schema","json_schema":{},"style":"kimi_k3_xml"}})",
+       "/format/style must be \"json\", \"qwen_xml\" or \"glm_xml\""},
       {R"({"format":{"type":"or","elements":[]}})", "/format/elements must be a list"},
       {R"({"format":{"type":"or","elements":[{"type":"star"}]}})",
        "/format/elements/0/content is missing"},
@@ -90,6 +90,40 @@ TEST(Constraints, StructuralTags) {
   std::string deep = R"({"type":"any_text"})";
   for (int i = 0; i < kMaxFormatDepth; ++i) deep = R"({"type":"star","content":)" + deep + "}";
   EXPECT_NE(Tag(R"({"format":)" + deep + "}").find("nested deeper than 16"), std::string::npos);
+}
+
+// The outermost object of a style in XML has its names in tags.
+TEST(Constraints, ArgumentsInXml) {
+  const auto written = [](const std::string& schema) {
+    return Tag(R"({"format":{"type":"json_schema","json_schema":)" + schema +
+               R"(,"style":"qwen_xml"}})");
+  };
+  const auto expected = [](const std::string& schema) {
+    return R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" + schema +
+           R"(,"style":"qwen_xml"}})";
+  };
+  const std::string closed =
+      R"({"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false})";
+  const std::string any = R"({"type":"object","additionalProperties":{}})";
+  const std::string a = R"("properties":{"a":{"type":"integer"}})";
+  EXPECT_EQ(written("{" + a + "}"), expected(closed));
+  EXPECT_EQ(written("{" + a + R"(,"additionalProperties":true})"), expected(closed));
+  EXPECT_EQ(written("{}"), expected(any));
+  EXPECT_EQ(written(R"({"type":"object"})"), expected(any));
+  EXPECT_EQ(written(R"({"anyOf":[{"type":"null"},{)" + a + "}]}"), expected(closed));
+  EXPECT_EQ(written(R"({"$ref":"#/$defs/x","$defs":{"x":{)" + a + "}}}"),
+            expected(closed.substr(0, closed.size() - 1) + R"(,"$defs":{"0":)" + closed + "}}"));
+  const std::pair<std::string, std::string> refused[] = {
+      {R"({"type":"string"})", "takes no object"},
+      {R"({"properties":{"a>b":{}}})", "has a property 'a>b', which no tag can hold"},
+      {R"({"patternProperties":{"^x":{}}})", "must name its properties"},
+  };
+  for (const auto& [schema, message] : refused) {
+    EXPECT_NE(written(schema).find(message), std::string::npos) << schema << written(schema);
+  }
+  std::string wide = R"({"anyOf":[{"type":"object"})";
+  for (int i = 0; i < 200; ++i) wide += R"(,{"type":"object"})";
+  EXPECT_NE(written(wide + "]}").find("more than 100 options"), std::string::npos);
 }
 
 TEST(Constraints, AnyObject) {

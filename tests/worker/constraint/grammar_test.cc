@@ -182,6 +182,29 @@ TEST_F(GrammarTest, AllowsExactlyALanguage) {
   }
 }
 
+// Arguments of tools as Qwen3-Coder and GLM write them.
+TEST_F(GrammarTest, WritesObjectsInXml) {
+  const auto allows = [&](const std::string& style, const std::string& text) {
+    GrammarMatcher matcher(
+        Compile(Kind::kStructuralTag,
+                R"({"type":"structural_tag","format":{"type":"json_schema","style":")" + style +
+                    R"(","json_schema":{"type":"object","properties":{"s":{"type":"string"},)"
+                    R"("i":{"type":"integer"}},"required":["s"],"additionalProperties":false}}})"));
+    for (const TokenId token : Bytes(text)) {
+      if (!matcher.Accept(token)) return false;
+    }
+    return matcher.Accept(words_.stops[0]);
+  };
+  EXPECT_TRUE(allows("qwen_xml",
+                     "<parameter=s>\na \"b\"\n</parameter>\n"
+                     "<parameter=i>\n5\n</parameter>\n"));
+  EXPECT_FALSE(allows("qwen_xml", "<parameter=s>\na</parameter><parameter=i>\na</parameter>"));
+  EXPECT_FALSE(allows("qwen_xml", "<parameter=i>\n5\n</parameter>"));
+  EXPECT_FALSE(allows("qwen_xml", R"({"s": "a"})"));
+  EXPECT_TRUE(allows("glm_xml", "<arg_key>s</arg_key>\n<arg_value>a\n</arg_value>\n"));
+  EXPECT_FALSE(allows("glm_xml", "<arg_key>t</arg_key>\n<arg_value>a\n</arg_value>\n"));
+}
+
 TEST_F(GrammarTest, AllowsOnlyStopsAfterAStop) {
   GrammarMatcher matcher(Compile(Kind::kRegex, "a"));
   EXPECT_FALSE(matcher.Accept(257));
