@@ -38,33 +38,15 @@ std::optional<std::vector<const OrderedJson*>> ValuesOf(const OrderedJson& schem
   return all;
 }
 
-unsigned Types(const OrderedJson& schema, const OrderedJson& root, int steps) {
-  if (schema.is_boolean()) return schema.get<bool>() ? unsigned{kAllTypes} : 0;
-  if (steps == kMaxSteps) return kAllTypes;
-  const OrderedJson& target = *Target(schema, root);
-  if (const auto values = ValuesOf(target)) {
-    unsigned types = 0;
-    for (const OrderedJson* value : *values) types |= TypeOfValue(*value);
-    return types;
-  }
-  unsigned types = kAllTypes;
-  if (const OrderedJson* type = Find(target, "type")) {
-    types = 0;
-    for (const OrderedJson& name : type->is_array() ? *type : OrderedJson::array({*type})) {
-      if (name.is_string()) types |= TypeNamed(name.get_ref<const std::string&>());
-    }
-    if (types & kNumberType) types |= kIntegerType;
-  }
-  for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {
-    const OrderedJson* options = Find(target, keyword);
-    if (options == nullptr || !options->is_array() || (keyword == "allOf" && options->size() > 1)) {
-      continue;
-    }
-    unsigned any = 0;
-    for (const OrderedJson& option : *options) any |= Types(option, root, steps + 1);
-    types &= any;
-  }
-  return types;
+// The types that "type" lists.
+unsigned TypesNamed(const OrderedJson& type) {
+  unsigned types = 0;
+  const auto add = [&types](const OrderedJson& name) {
+    if (name.is_string()) types |= TypeNamed(name.get_ref<const std::string&>());
+  };
+  if (!type.is_array()) add(type);
+  if (type.is_array()) std::ranges::for_each(type, add);
+  return types & kNumberType ? types | kIntegerType : types;
 }
 
 bool Requires(const OrderedJson& schema, std::string_view name) {
@@ -72,32 +54,6 @@ bool Requires(const OrderedJson& schema, std::string_view name) {
   return required != nullptr && required->is_array() &&
          std::any_of(required->begin(), required->end(),
                      [name](const OrderedJson& key) { return key.is_string() && key == name; });
-}
-
-bool Apart(const OrderedJson& a, const OrderedJson& b, const OrderedJson& root, int steps) {
-  const unsigned common = Types(a, root, steps) & Types(b, root, steps);
-  if (common == 0) return true;
-  if (steps == kMaxSteps) return false;
-  const OrderedJson &first = *Target(a, root), &second = *Target(b, root);
-  const auto values = ValuesOf(first), others = ValuesOf(second);
-  if (values && others) {
-    return std::none_of(values->begin(), values->end(), [&](const OrderedJson* value) {
-      return std::any_of(others->begin(), others->end(),
-                         [value](const OrderedJson* other) { return SameValue(*value, *other); });
-    });
-  }
-  // Objects that differ in what they both require.
-  if (common != kObjectType) return false;
-  const OrderedJson *properties = Find(first, "properties"), *rest = Find(second, "properties");
-  if (properties == nullptr || rest == nullptr || !properties->is_object()) return false;
-  for (const auto& [name, property] : properties->get_ref<const OrderedJson::object_t&>()) {
-    const OrderedJson* other = Find(*rest, name);
-    if (other != nullptr && Requires(first, name) && Requires(second, name) &&
-        Apart(property, *other, root, steps + 1)) {
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -113,12 +69,62 @@ unsigned TypeOfValue(const OrderedJson& value) {
   return whole ? kIntegerType : kNumberType;
 }
 
-unsigned TypesOf(const OrderedJson& schema, const OrderedJson& root) {
-  return Types(schema, root, 0);
+unsigned SchemaOverlap::Types(const OrderedJson& schema, int steps) {
+  if (schema.is_boolean()) return schema.get<bool>() ? unsigned{kAllTypes} : 0;
+  if (steps == kMaxSteps || !Charge(1)) return kAllTypes;
+  const auto known = types_.find({&schema, steps});
+  if (known != types_.end()) return known->second;
+  return types_[{&schema, steps}] = TypesOfTarget(*Target(schema, root_), steps);
 }
 
-bool Disjoint(const OrderedJson& a, const OrderedJson& b, const OrderedJson& root) {
-  return Apart(a, b, root, 0);
+unsigned SchemaOverlap::TypesOfTarget(const OrderedJson& target, int steps) {
+  if (const auto values = ValuesOf(target)) {
+    if (!Charge(values->size())) return kAllTypes;
+    unsigned types = 0;
+    for (const OrderedJson* value : *values) types |= TypeOfValue(*value);
+    return types;
+  }
+  unsigned types = kAllTypes;
+  if (const OrderedJson* type = Find(target, "type")) types = TypesNamed(*type);
+  for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {
+    const OrderedJson* options = Find(target, keyword);
+    if (options == nullptr || !options->is_array() || (keyword == "allOf" && options->size() > 1)) {
+      continue;
+    }
+    unsigned any = 0;
+    for (const OrderedJson& option : *options) any |= Types(option, steps + 1);
+    types &= any;
+  }
+  return types;
+}
+
+bool SchemaOverlap::Apart(const OrderedJson& a, const OrderedJson& b, int steps) {
+  const unsigned common = Types(a, steps) & Types(b, steps);
+  if (common == 0) return true;
+  if (steps == kMaxSteps) return false;
+  const OrderedJson &first = *Target(a, root_), &second = *Target(b, root_);
+  const auto values = ValuesOf(first), others = ValuesOf(second);
+  if (values && others) {
+    return Charge(values->size() * others->size()) &&
+           std::none_of(values->begin(), values->end(), [&](const OrderedJson* value) {
+             return std::any_of(others->begin(), others->end(), [&](const OrderedJson* other) {
+               return SameValue(*value, *other);
+             });
+           });
+  }
+  // Objects that differ in what they both require.
+  if (common != kObjectType) return false;
+  const OrderedJson *properties = Find(first, "properties"), *rest = Find(second, "properties");
+  if (properties == nullptr || rest == nullptr || !properties->is_object()) return false;
+  for (const auto& [name, property] : properties->get_ref<const OrderedJson::object_t&>()) {
+    if (!Charge(rest->size())) return false;
+    const OrderedJson* other = Find(*rest, name);
+    if (other != nullptr && Requires(first, name) && Requires(second, name) &&
+        Apart(property, *other, steps + 1)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool SameValue(const OrderedJson& a, const OrderedJson& b) {

@@ -141,7 +141,7 @@ OrderedJson SchemaWalk::Combination(const Schema& schema, std::string_view keywo
     const unsigned asked = types & kNumberType ? types | kIntegerType : types;
     OrderedJson without = schema.json;
     without.erase("type");
-    if ((TypesOf(without, root_) & ~asked) != 0) {
+    if ((overlap_.TypesOf(without) & ~asked) != 0) {
       return Refuse(schema.place, "type",
                     Cat("beside \"", keyword, "\" is supported only if all options have it"));
     }
@@ -196,7 +196,7 @@ OrderedJson SchemaWalk::Options(const Schema& schema, std::string_view keyword) 
     if (!ok()) return false;
     // Whatever is valid for one is valid for no other.
     for (std::size_t k = 0; k < i && keyword == "oneOf"; ++k) {
-      if (!Disjoint((*options)[k], (*options)[i], root_)) {
+      if (!overlap_.Disjoint((*options)[k], (*options)[i])) {
         return Refuse(schema.place, keyword,
                       Cat("is supported only if no two of its schemas overlap, and ", k, " and ", i,
                           " may: they need other types, or a property that both require with "

@@ -15,13 +15,14 @@
 #include "router/core/constraint/ordered_json.h"
 #include "router/core/constraint/regex.h"
 #include "router/core/constraint/schema_document.h"
+#include "router/core/constraint/schema_overlap.h"
 
 namespace flotilla::router {
 
 class SchemaWalk {
  public:
   // `root` outlives the walk.
-  explicit SchemaWalk(const OrderedJson& root) : root_(root) {}
+  explicit SchemaWalk(const OrderedJson& root) : root_(root), overlap_(root) {}
 
   absl::StatusOr<OrderedJson> Run();
 
@@ -81,6 +82,7 @@ class SchemaWalk {
   const OrderedJson* ListOf(const Schema& schema, std::string_view keyword);
 
   const OrderedJson& root_;
+  SchemaOverlap overlap_;
   // The schemas that references mean, by their numbers in "$defs", and where each was met first.
   std::map<const OrderedJson*, std::size_t> numbers_;
   std::vector<const OrderedJson*> targets_;

@@ -1,6 +1,7 @@
 // Tests which schemas are accepted, which are refused and with which message, and what is written.
 #include "router/core/constraint/json_schema.h"
 
+#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -128,6 +129,42 @@ TEST(JsonSchema, IsBounded) {
   std::string values = R"({"enum":[0)";
   for (std::size_t i = 0; i < kMaxOrderedValues; ++i) values += ",0";
   EXPECT_NE(Written(values + "]}").find("more than 32768 values"), std::string::npos);
+}
+
+// Options that refer to options, and values that are compared in pairs, are not read for ever.
+TEST(JsonSchema, LooksForOverlapsWithinABound) {
+  std::string references, values, more, names, properties;
+  for (int i = 0; i < 200; ++i) references += R"(,{"$ref":"#"})";
+  for (int i = 0; i < 7000; ++i) {
+    values += ',' + std::to_string(i);
+    more += ',' + std::to_string(i + 7000);
+  }
+  for (int i = 0; i < 40; ++i) {
+    const std::string name = "\"p" + std::to_string(i) + "\"";
+    names += ',' + name;
+    properties += ',' + name + R"(:{"$ref":"#/oneOf/0"})";
+  }
+  properties = R"({"type":"object","properties":{)" + properties.substr(1) + R"(},"required":[)" +
+               names.substr(1) + "]}";
+  references.erase(0, 1), values.erase(0, 1), more.erase(0, 1);
+  for (const std::string& schema :
+       {R"({"type":"object","anyOf":[)" + references + "]}",
+        R"({"type":"object","oneOf":[)" + references + "]}",
+        R"({"oneOf":[)" + properties + "," + properties + "]}",
+        R"({"oneOf":[{"enum":[)" + values + R"(]},{"enum":[)" + more + "]}]}"}) {
+    const std::clock_t begin = std::clock();
+    const auto constraint = JsonSchemaConstraintFromText(schema);
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    EXPECT_FALSE(constraint.ok());
+    EXPECT_LT(seconds, 1) << schema.substr(0, 60);  // without a bound it is minutes
+  }
+  // Pairs of many options that a constant tells apart are within it.
+  std::string options;
+  for (int i = 0; i < 300; ++i) {
+    options += R"(,{"type":"object","properties":{"k":{"const":)" + std::to_string(i) +
+               R"(}},"required":["k"],"additionalProperties":false})";
+  }
+  EXPECT_TRUE(JsonSchemaConstraintFromText(R"({"oneOf":[)" + options.substr(1) + "]}").ok());
 }
 
 TEST(JsonSchema, KeywordsAreDocumented) {
