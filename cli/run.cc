@@ -25,6 +25,7 @@
 #include "router/batch/batch_line.h"
 #include "router/batch/batch_report.h"
 #include "router/files/answer_file.h"
+#include "router/files/disk.h"
 #include "router/files/line_reader.h"
 #include "rpc/grpc_log.h"
 
@@ -264,7 +265,8 @@ absl::StatusOr<int> RunBatch(const RunFlags& flags, const std::string& version) 
   if (!in.ok()) return in.status();
   router::BatchCore core(ConcurrencyOf(flags));
   if (absl::Status s = AddLines(in->get(), flags.input, core); !s.ok()) return s;
-  absl::StatusOr<router::AnswerFile> output = router::AnswerFile::Open(flags.output);
+  router::Disk disk;
+  absl::StatusOr<router::AnswerFile> output = router::AnswerFile::Open(flags.output, &disk);
   if (!output.ok()) return output.status();
   if (IsSameFile(in->get(), output->fd())) {
     return absl::InvalidArgumentError("--input and --output are the same file");

@@ -22,8 +22,8 @@ constexpr std::size_t kMaxAnswerBytes = std::size_t{1} << 30;
 
 }  // namespace
 
-absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path) {
-  if (path == "-") return AnswerFile("standard output", UniqueFd(dup(STDOUT_FILENO)), false);
+absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path, Disk* disk) {
+  if (path == "-") return AnswerFile("standard output", UniqueFd(dup(STDOUT_FILENO)), false, disk);
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!fd.ok()) return ErrnoError("cannot open", path);
   const bool regular = IsRegular(fd.get());
@@ -35,10 +35,10 @@ absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path) {
   if (regular) {  // so that the file's name, too, outlives a crash of the system
     const std::string folder = std::filesystem::path(path).parent_path().string();
     const UniqueFd parent(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!parent.ok() || fsync(parent.get()) != 0)
+    if (!parent.ok() || !disk->Sync(parent.get()))
       return ErrnoError("cannot sync the folder of", path);
   }
-  return AnswerFile(path, std::move(fd), regular);
+  return AnswerFile(path, std::move(fd), regular, disk);
 }
 
 absl::Status AnswerFile::Error(std::string_view what) const { return ErrnoError(what, path_); }
@@ -86,7 +86,7 @@ absl::Status AnswerFile::Append(std::string_view lines) {
 absl::Status AnswerFile::Sync() {
   if (!regular_ || !lost_.ok()) return lost_;
   struct stat stat {};
-  if (fstat(fd_.get(), &stat) != 0 || fdatasync(fd_.get()) != 0) {
+  if (fstat(fd_.get(), &stat) != 0 || !disk_->Sync(fd_.get())) {
     lost_ = Error("cannot sync");
   } else {
     synced_bytes_ = static_cast<std::uint64_t>(stat.st_size);

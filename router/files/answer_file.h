@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/rt/unique_fd.h"
+#include "router/files/disk.h"
 #include "router/files/line_reader.h"
 
 namespace flotilla::router {
@@ -21,8 +22,8 @@ namespace flotilla::router {
 class AnswerFile {
  public:
   // Opens the file, or makes it. "-" is standard output. If it is a regular file, no other process
-  // may have it open as AnswerFile. Errors name the path.
-  static absl::StatusOr<AnswerFile> Open(const std::string& path);
+  // may have it open as AnswerFile. Errors name the path. `disk` outlives it.
+  static absl::StatusOr<AnswerFile> Open(const std::string& path, Disk* disk);
 
   enum class Recovered : std::uint8_t {
     kMore,   // there may be more lines: Recover is to be called again
@@ -50,13 +51,14 @@ class AnswerFile {
   int fd() const { return fd_.get(); }
 
  private:
-  AnswerFile(std::string path, UniqueFd fd, bool regular)
-      : path_(std::move(path)), fd_(std::move(fd)), regular_(regular) {}
+  AnswerFile(std::string path, UniqueFd fd, bool regular, Disk* disk)
+      : path_(std::move(path)), fd_(std::move(fd)), regular_(regular), disk_(disk) {}
   absl::Status Error(std::string_view what) const;
 
   std::string path_;
   UniqueFd fd_;
   bool regular_ = false;
+  Disk* disk_ = nullptr;
   std::unique_ptr<LineReader> recovery_;  // null: Recover has not begun, or has ended
   std::uint64_t synced_bytes_ = 0;
   absl::Status lost_;  // of the first Sync that failed

@@ -108,9 +108,11 @@ absl::Status BatchWork::AddLine(const TextLine& line) {
 // --- The answers -------------------------------------------------------------
 
 absl::Status BatchWork::Begin() {
-  absl::StatusOr<AnswerFile> output = AnswerFile::Open(parts_.store->DataPath(batch_.output_id));
+  absl::StatusOr<AnswerFile> output =
+      AnswerFile::Open(parts_.store->DataPath(batch_.output_id), &parts_.store->disk());
   if (!output.ok()) return output.status();
-  absl::StatusOr<AnswerFile> errors = AnswerFile::Open(parts_.store->DataPath(batch_.error_id));
+  absl::StatusOr<AnswerFile> errors =
+      AnswerFile::Open(parts_.store->DataPath(batch_.error_id), &parts_.store->disk());
   if (!errors.ok()) return errors.status();
   output_ = *std::move(output);
   error_output_ = *std::move(errors);

@@ -41,4 +41,15 @@ bool WriteAll(int fd, std::string_view text) {
   return true;
 }
 
+bool WriteAt(int fd, std::uint64_t at, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = pwrite(fd, text.data(), text.size(), static_cast<off_t>(at));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
+    at += static_cast<std::uint64_t>(written);
+  }
+  return true;
+}
+
 }  // namespace flotilla::router

@@ -45,11 +45,6 @@ bool MakeFolder(const std::string& path) {
   return mkdir(path.c_str(), kOnlyMyFolder) == 0 || errno == EEXIST;
 }
 
-bool SyncFolder(const std::string& path) {
-  const UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return folder.ok() && fsync(folder.get()) == 0;
-}
-
 // Whether the record adds a file of a client or a batch, or begins to compute one.
 bool Adds(const LedgerRecord& record) {
   if (!record.batch.has_value()) return !record.files.empty();
@@ -76,8 +71,9 @@ absl::Status FileStore::Error(const char* what, const std::string& path) const {
   return absl::UnavailableError(Cat(what, " ", path, ": ", std::strerror(errno)));
 }
 
-absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, FileLimits limits) {
-  std::unique_ptr<FileStore> store(new FileStore(std::move(folder), limits));
+absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, FileLimits limits,
+                                                           Disk* disk) {
+  std::unique_ptr<FileStore> store(new FileStore(std::move(folder), limits, disk));
   if (absl::Status s = store->Lock(); !s.ok()) return s;
   if (absl::Status s = store->ReadJournal(); !s.ok()) return s;
   if (absl::Status s = store->Rewrite(); !s.ok()) {
@@ -86,6 +82,11 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, F
   if (absl::Status s = store->RemoveStrays(); !s.ok()) return s;
   store->HoldBlocks();
   return store;
+}
+
+bool FileStore::SyncFolder(const std::string& path) {
+  const UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return folder.ok() && disk_.Sync(folder.get());
 }
 
 absl::Status FileStore::Lock() {
@@ -126,7 +127,7 @@ absl::Status FileStore::Reopen() {
   // To cut off nothing would cut off the blocks behind the end.
   const bool torn = static_cast<std::uint64_t>(stat.st_size) != journal_bytes_;
   if ((torn && ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0) ||
-      fdatasync(journal_.get()) != 0) {
+      !disk_.Sync(journal_.get())) {
     return Error("cannot go on with", path);
   }
   snapshot_bytes_ = journal_bytes_;
@@ -165,7 +166,7 @@ absl::Status FileStore::Rewrite() {
   if (!file.ok()) return Error("cannot make", next);
   std::string text;
   for (const LedgerRecord& record : ledger_.Snapshot()) text += JournalLine(record);
-  if (!WriteAll(file.get(), text) || fsync(file.get()) != 0 ||
+  if (!WriteAll(file.get(), text) || !disk_.Sync(file.get()) ||
       rename(next.c_str(), path.c_str()) != 0) {
     const absl::Status error = Error("cannot replace", path);
     unlink(next.c_str());
@@ -203,7 +204,7 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     held_end_ = 0;
     return error;
   }
-  if (fdatasync(journal_.get()) != 0) {
+  if (!disk_.Sync(journal_.get())) {
     // A second sync may succeed although the bytes are lost.
     return Error("cannot sync the journal of", folder_);
   }
@@ -234,7 +235,7 @@ absl::StatusOr<UniqueFd> FileStore::CreateData(const std::string& id) {
 }
 
 absl::Status FileStore::SyncData(int fd) {
-  if (fsync(fd) != 0 || fsync(data_folder_.get()) != 0) {
+  if (!disk_.Sync(fd) || !disk_.Sync(data_folder_.get())) {
     return Error("cannot sync a file in", folder_);
   }
   return absl::OkStatus();

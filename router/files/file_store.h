@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/rt/unique_fd.h"
 #include "router/batch/file_ledger.h"
+#include "router/files/disk.h"
 
 namespace flotilla::router {
 
@@ -27,10 +28,12 @@ class FileStore {
  public:
   // Opens the folder, or makes it, in a folder that exists. All that it makes is for this user
   // only. UNAVAILABLE: another process uses it, or the system's error. DATA_LOSS: the journal is
-  // damaged, or missing beside data. Errors name the path.
-  static absl::StatusOr<std::unique_ptr<FileStore>> Open(std::string folder, FileLimits limits);
+  // damaged, or missing beside data. Errors name the path. `disk` outlives the store.
+  static absl::StatusOr<std::unique_ptr<FileStore>> Open(std::string folder, FileLimits limits,
+                                                         Disk* disk);
 
   FileLedger& ledger() { return ledger_; }
+  Disk& disk() { return disk_; }
 
   // Writes the record, applies it, and removes the data that nobody needs any more. UNAVAILABLE: it
   // cannot be written, or it adds a file or a batch, or begins to compute one, and the disk is
@@ -54,9 +57,11 @@ class FileStore {
   std::uint64_t DataBytes(const std::string& id) const;
 
  private:
-  FileStore(std::string folder, FileLimits limits) : folder_(std::move(folder)), ledger_(limits) {}
+  FileStore(std::string folder, FileLimits limits, Disk* disk)
+      : folder_(std::move(folder)), disk_(*disk), ledger_(limits) {}
 
   absl::Status Lock();
+  bool SyncFolder(const std::string& path);
   absl::Status ReadJournal();
   // Replaces the journal by a snapshot of the ledger.
   absl::Status Rewrite();
@@ -69,6 +74,7 @@ class FileStore {
   absl::Status Error(const char* what, const std::string& path) const;
 
   const std::string folder_;
+  Disk& disk_;
   FileLedger ledger_;
   UniqueFd lock_, data_folder_, journal_;
   std::uint64_t journal_bytes_ = 0, snapshot_bytes_ = 0;

@@ -53,7 +53,7 @@ absl::Status IncomingFile::Write(std::string_view bytes) {
   bool kept = WriteAll(fd_.get(), bytes);
   if (kept && unsynced_ >= kSyncBytes) {
     unsynced_ = 0;
-    kept = fdatasync(fd_.get()) == 0;
+    kept = store_.disk().Sync(fd_.get());
   }
   if (kept) return absl::OkStatus();
   return absl::UnavailableError(Cat("cannot keep it: ", std::strerror(errno)));

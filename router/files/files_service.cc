@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 #include "common/rt/task_thread.h"
 #include "common/types/text.h"
+#include "router/files/disk.h"
 #include "router/files/file_store.h"
 #include "router/http/api_handler.h"
 
@@ -16,8 +17,10 @@ namespace {
 
 class FilesServiceImpl final : public FilesService, private Dispatcher {
  public:
-  FilesServiceImpl(FilesOptions options, const Parts& parts, std::unique_ptr<FileStore> store)
+  FilesServiceImpl(FilesOptions options, const Parts& parts, std::unique_ptr<Disk> disk,
+                   std::unique_ptr<FileStore> store)
       : max_file_bytes_(options.limits.file_bytes),
+        disk_(std::move(disk)),
         store_(std::move(store)),
         io_loop_(parts.service->OpenIoLoop(this)),
         handler_(MakeApiHandler({.permissive = options.permissive}, parts.service, io_loop_.get())),
@@ -84,6 +87,7 @@ class FilesServiceImpl final : public FilesService, private Dispatcher {
 
   const std::uint64_t max_file_bytes_;
   std::random_device random_;  // 32 bits a draw
+  const std::unique_ptr<Disk> disk_;
   const std::unique_ptr<FileStore> store_;
   std::unique_ptr<IoLoop> io_loop_;
   std::unique_ptr<HttpHandler> handler_;
@@ -97,10 +101,12 @@ class FilesServiceImpl final : public FilesService, private Dispatcher {
 
 absl::StatusOr<std::unique_ptr<FilesService>> FilesService::Open(FilesOptions options,
                                                                  const Parts& parts) {
+  auto disk = std::make_unique<Disk>();
   absl::StatusOr<std::unique_ptr<FileStore>> store =
-      FileStore::Open(options.folder, options.limits);
+      FileStore::Open(options.folder, options.limits, disk.get());
   if (!store.ok()) return store.status();
-  return std::make_unique<FilesServiceImpl>(std::move(options), parts, *std::move(store));
+  return std::make_unique<FilesServiceImpl>(std::move(options), parts, std::move(disk),
+                                            *std::move(store));
 }
 
 }  // namespace flotilla::router

@@ -52,6 +52,7 @@ class AnswerFileTest : public ::testing::Test {
 
   const testing::ScratchDirectory folder_;
   const std::string path_ = folder_.path() + "/out";
+  router::Disk disk_;
 };
 
 TEST_F(AnswerFileTest, LinesAreReadWithTheirPlaces) {
@@ -86,7 +87,7 @@ TEST_F(AnswerFileTest, AFileGoesOnWhereItWasTorn) {
   for (std::size_t kept = 0; kept <= 8; ++kept) {
     Write(std::string("one\ntwo\n").substr(0, kept));
     const std::size_t whole = kept / 4;
-    auto file = AnswerFile::Open(path_);
+    auto file = AnswerFile::Open(path_, &disk_);
     ASSERT_TRUE(file.ok()) << file.status();
     EXPECT_EQ(Recover(*file, kept % 4 != 0).size(), whole) << kept;
     ASSERT_TRUE(file->Append("new\n").ok() && file->Sync().ok());
@@ -96,7 +97,7 @@ TEST_F(AnswerFileTest, AFileGoesOnWhereItWasTorn) {
 
 TEST_F(AnswerFileTest, ALongFileIsReadInSlices) {
   Write("one\ntwo\nthree\nfo");
-  auto file = AnswerFile::Open(path_);
+  auto file = AnswerFile::Open(path_, &disk_);
   ASSERT_TRUE(file.ok()) << file.status();
   std::vector<std::string> lines;
   const auto slice = [&](std::size_t bytes) {
@@ -119,7 +120,7 @@ TEST_F(AnswerFileTest, ALongFileIsReadInSlices) {
 
 TEST_F(AnswerFileTest, AnErrorNamesTheLineAndNothingIsCutOff) {
   Write("one\ntwo\nthr");
-  auto file = AnswerFile::Open(path_);
+  auto file = AnswerFile::Open(path_, &disk_);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto torn = file->Recover([](std::string_view line) {
     return line == "two" ? absl::InvalidArgumentError("not that") : absl::OkStatus();
@@ -129,7 +130,7 @@ TEST_F(AnswerFileTest, AnErrorNamesTheLineAndNothingIsCutOff) {
 }
 
 TEST_F(AnswerFileTest, WhatDoesNotFitLeavesNoHalfLine) {
-  auto file = AnswerFile::Open(path_);
+  auto file = AnswerFile::Open(path_, &disk_);
   ASSERT_TRUE(file.ok() && file->Append("one\n").ok());
   // A file that may not grow stands in for a full disk.
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -146,34 +147,34 @@ TEST_F(AnswerFileTest, WhatDoesNotFitLeavesNoHalfLine) {
 
 TEST_F(AnswerFileTest, WhatMayBeLostIsDropped) {
   Write("one\n");
-  auto file = AnswerFile::Open(path_);
+  auto file = AnswerFile::Open(path_, &disk_);
   ASSERT_TRUE(file.ok()) << file.status();
   Recover(*file, false);
   ASSERT_TRUE(file->Append("two\n").ok() && file->Sync().ok());
   ASSERT_TRUE(file->Append("three\n").ok());
   ASSERT_TRUE(file->DropUnsynced().ok());
   EXPECT_EQ(Content(), "one\ntwo\n");
-  auto other = AnswerFile::Open(folder_.path() + "/other");
+  auto other = AnswerFile::Open(folder_.path() + "/other", &disk_);
   ASSERT_TRUE(other.ok() && other->Append("one\n").ok() && other->DropUnsynced().ok());
   EXPECT_EQ(std::filesystem::file_size(folder_.path() + "/other"), 0u);
 }
 
 TEST_F(AnswerFileTest, OneProcessWritesAtATime) {
   {
-    const auto first = AnswerFile::Open(path_);
+    const auto first = AnswerFile::Open(path_, &disk_);
     ASSERT_TRUE(first.ok()) << first.status();
-    EXPECT_THAT(std::string(AnswerFile::Open(path_).status().message()),
+    EXPECT_THAT(std::string(AnswerFile::Open(path_, &disk_).status().message()),
                 HasSubstr("another flotilla run writes to " + path_));
   }
-  EXPECT_TRUE(AnswerFile::Open(path_).ok());
+  EXPECT_TRUE(AnswerFile::Open(path_, &disk_).ok());
 }
 
 TEST_F(AnswerFileTest, WhatCannotBeOpenedOrWrittenIsNamed) {
-  EXPECT_EQ(std::string(AnswerFile::Open("/no/such").status().message()),
+  EXPECT_EQ(std::string(AnswerFile::Open("/no/such", &disk_).status().message()),
             "cannot open /no/such: No such file or directory");
   EXPECT_EQ(std::string(OpenInput("/no/such").status().message()),
             "cannot open /no/such: No such file or directory");
-  auto full = AnswerFile::Open("/dev/full");
+  auto full = AnswerFile::Open("/dev/full", &disk_);
   ASSERT_TRUE(full.ok()) << full.status();
   EXPECT_THAT(Recover(*full, false), IsEmpty());
   EXPECT_EQ(std::string(full->Append("x\n").message()),

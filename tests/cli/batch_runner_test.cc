@@ -65,7 +65,7 @@ class BatchRunnerTest : public ::testing::Test {
     in.close();
     const UniqueFd fd(open((folder_.path() + "/in").c_str(), O_RDONLY));
     absl::StatusOr<router::AnswerFile> file =
-        router::AnswerFile::Open(output == "out" ? folder_.path() + "/out" : output);
+        router::AnswerFile::Open(output == "out" ? folder_.path() + "/out" : output, &disk_);
     if (!file.ok()) return file.status();
     BatchRunner runner({.service = service_.get(),
                         .clock = &clock_,
@@ -91,6 +91,7 @@ class BatchRunnerTest : public ::testing::Test {
   Signals signals_;  // first, because it blocks the signals of later threads
   const SteadyClock clock_;
   const testing::ScratchDirectory folder_;
+  router::Disk disk_;
   testing::FakeEngine engine_{EngineOptions()};
   std::unique_ptr<model::Tokenizer> tokenizer_;
   std::unique_ptr<router::InferenceService> service_;

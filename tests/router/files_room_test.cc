@@ -7,13 +7,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -23,8 +21,7 @@
 #include "router/batch/batch_line.h"
 #include "router/batch/file_journal.h"
 #include "router/errors.h"
-#include "tests/support/manual_clock.h"
-#include "tests/support/scratch_directory.h"
+#include "tests/router/files_fixture.h"
 
 namespace flotilla::router {
 namespace {
@@ -35,152 +32,7 @@ using ::testing::IsEmpty;
 
 namespace fs = std::filesystem;
 
-std::string Read(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
-// Keeps requests until the test answers them.
-class FakeHandler final : public HttpHandler {
- public:
-  HttpAdmission Admit(const HttpHead&) override { return {}; }
-  std::unique_ptr<HttpExchange> Handle(HttpRequest request, HttpReply& reply) override {
-    class Exchange final : public HttpExchange {
-     public:
-      explicit Exchange(FakeHandler* handler, HttpReply* reply)
-          : handler_(*handler), reply_(reply) {}
-      ~Exchange() override {
-        std::erase_if(handler_.waiting, [this](const auto& one) { return one.second == reply_; });
-      }
-
-     private:
-      FakeHandler& handler_;
-      HttpReply* const reply_;
-    };
-    requests.push_back(std::move(request));
-    waiting.emplace_back(requests.back().request_id, &reply);
-    return std::make_unique<Exchange>(this, &reply);
-  }
-  // Answers the request that has waited for longest.
-  void Answer(int status = 200) {
-    auto [id, reply] = waiting.front();
-    waiting.pop_front();
-    reply->Send(status, "", R"({"usage":{"prompt_tokens":1,"completion_tokens":1}})", {});
-  }
-
-  std::vector<HttpRequest> requests;
-  std::deque<std::pair<std::string, HttpReply*>> waiting;
-};
-
-std::string InputLine(int i) {
-  return absl::StrCat(R"({"custom_id":"r)", i,
-                      R"(","url":"/v1/completions","body":{"model":"m","prompt":"x"}})", "\n");
-}
-std::string Input(int lines) {
-  std::string text;
-  for (int i = 0; i < lines; ++i) text += InputLine(i);
-  return text;
-}
-
-class FilesRoomTest : public ::testing::Test {
- protected:
-  // Ends the process, and begins another one with the folder that it leaves.
-  void Restart(FileLimits limits = {}, std::uint32_t concurrency = 4) {
-    End();
-    absl::StatusOr<std::unique_ptr<FileStore>> store = FileStore::Open(folder_, limits);
-    ASSERT_TRUE(store.ok()) << store.status();
-    store_ = *std::move(store);
-    room_ = std::make_unique<FilesRoom>(FilesRoom::Parts{
-        .store = store_.get(),
-        .handler = &handler_,
-        .clock = &clock_,
-        .now_s = [this] { return now_s_; },
-        .new_id =
-            [this](std::string_view prefix) { return absl::StrCat(std::string(prefix), ++ids_); },
-        .log = &log_,
-        .metrics = &metrics_,
-        .on_reply = [] {},
-        .concurrency = concurrency});
-  }
-  void End() {
-    if (room_ != nullptr) room_->Stop();
-    room_.reset();
-    store_.reset();
-    handler_.waiting.clear();
-  }
-  std::string Upload(const std::string& tenant, const std::string& bytes) {
-    auto file = room_->BeginFile(tenant);
-    EXPECT_TRUE(file.ok()) << file.status();
-    EXPECT_TRUE((*file)->Write(bytes).ok());
-    const auto added = room_->AddFile(**file, "in.jsonl", 0);
-    EXPECT_TRUE(added.ok()) << added.status();
-    return added->id;
-  }
-  std::string Order(const std::string& tenant, const std::string& input) {
-    const auto batch = room_->AddBatch(tenant, {.input_file_id = input,
-                                                .endpoint = "/v1/completions",
-                                                .completion_window = "24h",
-                                                .window_s = 86'400,
-                                                .metadata = "null"});
-    EXPECT_TRUE(batch.ok()) << batch.status();
-    return batch->id;
-  }
-  void Steps(int count = 4) {
-    for (int i = 0; i < count; ++i) room_->Step();
-  }
-  // Answers all requests with 200, until nothing is left to do.
-  void Finish() {
-    for (Steps(); !handler_.waiting.empty(); Steps()) {
-      while (!handler_.waiting.empty()) handler_.Answer();
-      clock_.AdvanceNs(200'000'000);
-    }
-  }
-  StoredBatch Batch(const std::string& tenant, const std::string& id) {
-    const auto batch = room_->GetBatch(tenant, id);
-    EXPECT_TRUE(batch.ok()) << batch.status();
-    return *batch;
-  }
-  std::string Content(const std::string& tenant, const std::string& id) {
-    const auto content = room_->OpenFile(tenant, id);
-    EXPECT_TRUE(content.ok()) << content.status();
-    const std::string text = Read(store_->DataPath(id));
-    EXPECT_EQ(text.size(), content->bytes);
-    return text;
-  }
-  // The ids of answers, in order. An id that comes twice fails the test.
-  static std::vector<std::string> Ids(const std::string& answers) {
-    std::vector<std::string> ids;
-    std::istringstream lines(answers);
-    for (std::string line; std::getline(lines, line);) {
-      const auto answer = ReadBatchAnswer(line);
-      EXPECT_TRUE(answer.ok()) << line;
-      EXPECT_EQ(std::count(ids.begin(), ids.end(), answer->custom_id), 0) << line;
-      ids.push_back(answer->custom_id);
-    }
-    std::sort(ids.begin(), ids.end());
-    return ids;
-  }
-  std::set<std::string> Data() const {
-    std::set<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_ + "/data")) {
-      names.insert(entry.path().filename());
-    }
-    return names;
-  }
-
-  const testing::ScratchDirectory scratch_;
-  std::string folder_ = scratch_.path() + "/files";
-  testing::ManualClock clock_;
-  std::int64_t now_s_ = 1'000'000;
-  int ids_ = 0;
-  Logger log_{LogLevel::kError};
-  Metrics registry_;
-  FilesMetrics metrics_{registry_};
-  FakeHandler handler_;
-  std::unique_ptr<FileStore> store_;
-  std::unique_ptr<FilesRoom> room_;
-};
+class FilesRoomTest : public FilesTest {};
 
 TEST_F(FilesRoomTest, ABatchIsAnsweredInTwoFiles) {
   Restart();
@@ -430,7 +282,7 @@ TEST_F(FilesRoomTest, AFullDiskCanBeFreed) {
 
 TEST_F(FilesRoomTest, TheFolderIsForOneProcessAndOneUser) {
   Restart();
-  EXPECT_THAT(std::string(FileStore::Open(folder_, {}).status().message()),
+  EXPECT_THAT(std::string(FileStore::Open(folder_, {}, &disk_).status().message()),
               HasSubstr("another process keeps files in"));
   Upload("a", "x");
   struct stat stat {};
@@ -438,7 +290,7 @@ TEST_F(FilesRoomTest, TheFolderIsForOneProcessAndOneUser) {
   EXPECT_EQ(stat.st_mode & 0777, 0700u);
   End();
   fs::remove(folder_ + "/journal");
-  const absl::Status lost = FileStore::Open(folder_, {}).status();
+  const absl::Status lost = FileStore::Open(folder_, {}, &disk_).status();
   EXPECT_TRUE(absl::IsDataLoss(lost)) << lost;
   EXPECT_THAT(std::string(lost.message()), HasSubstr("restore the journal"));
 }
