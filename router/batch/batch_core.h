@@ -36,7 +36,7 @@ struct LinePlace {
 struct BatchCounts {
   std::uint64_t lines = 0;
   std::uint64_t answered = 0;
-  std::map<int, std::uint64_t> by_status;  // answers by status of HTTP
+  std::map<int, std::uint64_t> by_status;  // answers by status of HTTP; 0: a line has failed
   std::uint64_t prompt_tokens = 0;
   std::uint64_t completion_tokens = 0;
 

@@ -69,6 +69,8 @@ class BatchWork {
   absl::Status Step();
   std::int64_t due_ns(std::int64_t now_ns, std::int64_t rest_ns) const;
   bool complete() const { return core_.complete(); }
+  // Whether FailTheRest has written lines, maybe in an earlier work.
+  bool expired() const { return core_.counts().by_status.contains(0); }
 
   // Drops what is in flight. No line starts any more.
   void Stop();

@@ -263,7 +263,10 @@ absl::StatusOr<bool> FilesRoom::StepWork(BatchWork& work) {
   }
   if (work.phase() != Phase::kAnswering) return true;
   if (cancelled) return EndWork(work, BatchStatus::kCancelled);
-  if (work.complete()) return EndWork(work, BatchStatus::kCompleted);
+  // Its last lines may have been failed before, and the record of its end was not kept.
+  if (work.complete()) {
+    return EndWork(work, work.expired() ? BatchStatus::kExpired : BatchStatus::kCompleted);
+  }
   if (late) return EndWork(work, BatchStatus::kExpired);
   if (absl::Status s = work.Step(); !s.ok()) return s;
   return work.complete() ? EndWork(work, BatchStatus::kCompleted) : absl::StatusOr<bool>(true);
