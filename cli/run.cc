@@ -273,6 +273,7 @@ absl::StatusOr<int> RunBatch(const RunFlags& flags, const std::string& version) 
   }
   if (absl::Status s = Recover(flags, *output, core); !s.ok()) return s;
   if (core.complete()) {
+    if (absl::Status s = output->Sync(); !s.ok()) return s;
     std::cerr << router::SummaryText(core.counts(), core.counts(), 0);
     return router::AllSucceeded(core.counts()) ? kAllSucceeded : kSomeFailed;
   }

@@ -19,6 +19,10 @@ namespace {
 
 // The most bytes of a line of the output. The longest answer that a request can have is shorter.
 constexpr std::size_t kMaxAnswerBytes = std::size_t{1} << 30;
+// Lines are written again in pieces of about this size.
+constexpr std::size_t kAgainBytes = 256 << 10;
+// They are synced when so many were written, between two slices, so that no sync takes a long time.
+constexpr std::size_t kAgainSyncBytes = 8 << 20;
 
 }  // namespace
 
@@ -53,23 +57,39 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
       return absl::Status(line.status().code(), absl::StrCat(path_, ": ", line.status().message()));
     }
     if (!line->has_value()) {
+      if (absl::Status s = WriteAgain(); !s.ok()) return s;
       recovery_.reset();
       return Recovered::kWhole;
     }
-    if (!(*line)->whole) {
+    const absl::Status s = (*line)->whole ? on_line((*line)->text) : absl::OkStatus();
+    if (!(*line)->whole || absl::IsDataLoss(s)) {
+      if (absl::Status kept = WriteAgain(); !kept.ok()) return kept;
       if (ftruncate(fd_.get(), static_cast<off_t>((*line)->begin)) != 0) {
-        return Error("cannot cut off the torn last line of");
+        return Error("cannot cut off the last lines of");
       }
       recovery_.reset();
-      return Recovered::kTorn;
+      return (*line)->whole ? Recovered::kDamaged : Recovered::kTorn;
     }
-    read += (*line)->text.size() + 1;
-    if (absl::Status s = on_line((*line)->text); !s.ok()) {
+    if (!s.ok()) {
       return absl::Status(s.code(),
                           absl::StrCat(path_, " line ", (*line)->number, ": ", s.message()));
     }
+    read += (*line)->text.size() + 1;
+    if (again_.empty()) again_at_ = (*line)->begin;
+    again_ += (*line)->text;
+    again_ += '\n';
+    if (again_.size() < kAgainBytes) continue;
+    if (absl::Status kept = WriteAgain(); !kept.ok()) return kept;
   }
+  if (absl::Status s = again_bytes_ < kAgainSyncBytes ? WriteAgain() : Sync(); !s.ok()) return s;
   return Recovered::kMore;
+}
+
+absl::Status AnswerFile::WriteAgain() {
+  const std::string lines = std::exchange(again_, {});
+  again_bytes_ += lines.size();
+  if (lines.empty() || disk_->WriteAgain(fd_.get(), again_at_, lines)) return absl::OkStatus();
+  return lost_ = Error("cannot write again what is in");
 }
 
 absl::Status AnswerFile::Append(std::string_view lines) {
@@ -85,20 +105,10 @@ absl::Status AnswerFile::Append(std::string_view lines) {
 
 absl::Status AnswerFile::Sync() {
   if (!regular_ || !lost_.ok()) return lost_;
-  struct stat stat {};
-  if (fstat(fd_.get(), &stat) != 0 || !disk_->Sync(fd_.get())) {
-    lost_ = Error("cannot sync");
-  } else {
-    synced_bytes_ = static_cast<std::uint64_t>(stat.st_size);
-  }
+  if (absl::Status s = WriteAgain(); !s.ok()) return s;
+  again_bytes_ = 0;
+  if (!disk_->Sync(fd_.get())) lost_ = Error("cannot sync");
   return lost_;
-}
-
-absl::Status AnswerFile::DropUnsynced() {
-  if (!regular_ || ftruncate(fd_.get(), static_cast<off_t>(synced_bytes_)) == 0) {
-    return absl::OkStatus();
-  }
-  return Error("cannot drop the last lines of");
 }
 
 }  // namespace flotilla::router

@@ -26,13 +26,19 @@ class AnswerFile {
   static absl::StatusOr<AnswerFile> Open(const std::string& path, Disk* disk);
 
   enum class Recovered : std::uint8_t {
-    kMore,   // there may be more lines: Recover is to be called again
-    kWhole,  // all lines were read
-    kTorn,   // the same, and what followed the last whole line was cut off
+    kMore,     // there may be more lines: Recover is to be called again
+    kWhole,    // all lines were read
+    kTorn,     // the same, and what followed the last whole line was cut off
+    kDamaged,  // the same, and a damaged line was cut off with all that followed it
   };
   // Calls `on_line` for the next whole lines of a regular file, in order, and ends with its first
-  // error, which then names the line. It stops once it has read `bytes`. What follows the last
-  // whole line is cut off: a process was killed while it wrote it.
+  // error, which then names the line; DATA_LOSS means that the line is damaged, and is none. It
+  // stops once it has read `bytes`. What follows the last whole line is cut off: a process was
+  // killed while it wrote it.
+  //
+  // Lines that were read are written again, and some may be synced. So Sync then says of them, too,
+  // whether they are on the disk: who wrote them may have had a sync that failed (see Disk).
+  // Errors: UNAVAILABLE, as those of Append and Sync.
   absl::StatusOr<Recovered> Recover(const std::function<absl::Status(std::string_view)>& on_line,
                                     std::size_t bytes = std::numeric_limits<std::size_t>::max());
 
@@ -41,12 +47,9 @@ class AnswerFile {
   absl::Status Append(std::string_view lines);
 
   // Returns when all lines are on the disk, if it is one. After an error all later calls fail, too:
-  // the system may then have lost lines, and says so only once.
+  // the system may then have lost lines, and says so only once. Another AnswerFile that recovers
+  // the lines can sync them.
   absl::Status Sync();
-
-  // After an error of Sync: drops the lines since the last one that succeeded, or all if none did.
-  // UNAVAILABLE names the path and the system's error.
-  absl::Status DropUnsynced();
 
   int fd() const { return fd_.get(); }
 
@@ -54,14 +57,18 @@ class AnswerFile {
   AnswerFile(std::string path, UniqueFd fd, bool regular, Disk* disk)
       : path_(std::move(path)), fd_(std::move(fd)), regular_(regular), disk_(disk) {}
   absl::Status Error(std::string_view what) const;
+  // Writes again what was read and is in again_.
+  absl::Status WriteAgain();
 
   std::string path_;
   UniqueFd fd_;
   bool regular_ = false;
   Disk* disk_ = nullptr;
   std::unique_ptr<LineReader> recovery_;  // null: Recover has not begun, or has ended
-  std::uint64_t synced_bytes_ = 0;
-  absl::Status lost_;  // of the first Sync that failed
+  std::string again_;                     // lines that were read, and not yet written again
+  std::uint64_t again_at_ = 0;            // where they are in the file
+  std::size_t again_bytes_ = 0;           // that were written again since the last sync
+  absl::Status lost_;                     // of the first Sync, or writing again, that failed
 };
 
 }  // namespace flotilla::router

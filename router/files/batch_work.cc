@@ -128,18 +128,23 @@ absl::Status BatchWork::Recover() {
   const absl::StatusOr<AnswerFile::Recovered> recovered = file.Recover(
       [this](std::string_view line) -> absl::Status {
         const absl::StatusOr<AnswerSummary> answer = ReadBatchAnswer(line);
-        const absl::Status s = answer.ok() ? core_.Recover(*answer) : answer.status();
-        return s.ok() ? s : absl::DataLossError(Cat(s.message()));
+        if (!answer.ok()) return absl::DataLossError(Cat(answer.status().message()));
+        return core_.Recover(*answer);
       },
       kSliceBytes);
   if (!recovered.ok()) return recovered.status();
   if (*recovered == AnswerFile::Recovered::kMore) return absl::OkStatus();
+  if (*recovered == AnswerFile::Recovered::kDamaged) damaged_ = true;
   if (!std::exchange(output_recovered_, true)) return absl::OkStatus();
   BeginAnswering();
   return absl::OkStatus();
 }
 
 void BatchWork::BeginAnswering() {
+  const std::uint64_t kept =
+      parts_.store->DataBytes(batch_.output_id) + parts_.store->DataBytes(batch_.error_id);
+  parts_.store->ledger().Release(batch_.tenant, reserved_ - kept);  // some may be cut off
+  reserved_ = kept;
   runner_.emplace(LineRunner::Parts{
       .handler = parts_.handler,
       .clock = parts_.clock,
@@ -192,11 +197,10 @@ absl::Status BatchWork::FailTheRest() {
   return absl::OkStatus();
 }
 
-absl::Status BatchWork::Sync() { return runner_->Sync(); }
-
-absl::Status BatchWork::DropUnsynced() {
-  const absl::Status output = output_->DropUnsynced(), errors = error_output_->DropUnsynced();
-  return output.ok() ? errors : output;
+absl::Status BatchWork::Sync() {
+  if (!output_.has_value()) return absl::OkStatus();
+  if (absl::Status s = output_->Sync(); !s.ok()) return s;
+  return error_output_->Sync();
 }
 
 RequestCounts BatchWork::counts() const {

@@ -59,9 +59,11 @@ class BatchWork {
 
   // Opens the files of answers. Errors: those of AnswerFile.
   absl::Status Begin();
-  // Takes the next slice of what an earlier process has answered. Errors: those of AnswerFile, and
-  // DATA_LOSS if the answers are not this batch's.
+  // Takes the next slice of what an earlier process, or an earlier work, has answered. Errors:
+  // those of AnswerFile; those of BatchCore if the answers are not this batch's.
   absl::Status Recover();
+  // Whether some of these were damaged, and do not count.
+  bool damaged() const { return damaged_; }
   // At most so many lines are in flight from now on.
   void SetConcurrency(std::uint32_t lines) { core_.set_concurrency(lines); }
   // As LineRunner::Step. RESOURCE_EXHAUSTED with kQuotaExceeded: the tenant has no room for the
@@ -76,11 +78,9 @@ class BatchWork {
   void Stop();
   // After Stop: writes for each line without an answer that its time was over.
   absl::Status FailTheRest();
-  // Returns when all answers are on the disk. After an error all later calls fail, too.
+  // Returns when all answers that count are on the disk. After an error all later calls fail, too;
+  // a new work recovers the answers, and can sync them.
   absl::Status Sync();
-  // After such an error: drops the answers since the last sync, which the disk may have lost, so
-  // that a new work computes them again. Errors: as AnswerFile.
-  absl::Status DropUnsynced();
 
   RequestCounts counts() const;
   // What the batch has come to, once it was stopped or is complete, and was synced.
@@ -102,7 +102,8 @@ class BatchWork {
   std::vector<BatchError> errors_;
   std::optional<AnswerFile> output_, error_output_;
   bool output_recovered_ = false;  // the other file is next
-  std::uint64_t reserved_ = 0;     // bytes of the tenant
+  bool damaged_ = false;
+  std::uint64_t reserved_ = 0;  // bytes of the tenant
   std::optional<LineRunner> runner_;
 };
 

@@ -260,6 +260,10 @@ absl::StatusOr<bool> FilesRoom::StepWork(BatchWork& work) {
   if (work.phase() == Phase::kRecovering) {
     if (absl::Status s = work.Recover(); !s.ok()) return s;
     counted_[work.id()] = work.counts();  // an earlier process counted these
+    if (work.phase() == Phase::kAnswering && work.damaged()) {
+      parts_.log->Warning("answers of a batch were damaged, so they and later ones do not count",
+                          {{"batch", work.id()}, {"tenant", work.tenant()}});
+    }
   }
   if (work.phase() != Phase::kAnswering) return true;
   if (cancelled) return EndWork(work, BatchStatus::kCancelled);
@@ -294,8 +298,8 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
   parts_.log->Warning("batch cannot go on",
                       {{"batch", work.id()}, {"tenant", work.tenant()}, {"reason", why}});
   work.Stop();
-  const bool synced = work.phase() != BatchWork::Phase::kAnswering || work.Sync().ok();
-  if (!synced) DropUnsynced(work);
+  // What may not be on the disk is not counted for good: a new work writes it again.
+  const bool synced = work.Sync().ok();
   if (synced && (no_room || batch.expires_s <= parts_.now_s())) {
     const bool cancelled = batch.status == BatchStatus::kCancelling;
     BatchEnd end = work.End(cancelled ? BatchStatus::kCancelled : BatchStatus::kFailed);
@@ -307,16 +311,6 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
   }
   parts_.metrics->OnStuck();
   return true;
-}
-
-void FilesRoom::DropUnsynced(BatchWork& work) {
-  // What is not computed again had better be lost perhaps than certainly.
-  const StoredBatch& batch = *ledger().FindBatch(work.id());
-  if (batch.status != BatchStatus::kInProgress || batch.expires_s <= parts_.now_s()) return;
-  parts_.log->Warning("answers are computed again, because the disk may have lost some",
-                      {{"batch", work.id()}, {"tenant", work.tenant()}});
-  const absl::Status dropped = work.DropUnsynced();
-  if (!dropped.ok()) parts_.log->Error("answers cannot be dropped", {{"reason", dropped}});
 }
 
 absl::Status FilesRoom::Advance(const BatchWork& work, BatchStatus status) {
@@ -360,8 +354,7 @@ void FilesRoom::Stop() {
   stopped_ = true;
   for (auto& [id, work] : works_) {
     work->Stop();
-    if (work->phase() != BatchWork::Phase::kAnswering) continue;
-    if (!work->Sync().ok()) DropUnsynced(*work);
+    work->Sync().IgnoreError();  // the next process writes the answers again
   }
   works_.clear();
   retry_ns_.clear();

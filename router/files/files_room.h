@@ -117,7 +117,6 @@ class FilesRoom {
   absl::StatusOr<bool> EndWork(BatchWork& work, BatchStatus status);
   // The work failed. False: the batch is over. True: the work begins anew, later.
   bool Retry(BatchWork& work, const absl::Status& why);
-  void DropUnsynced(BatchWork& work);
   absl::Status Advance(const BatchWork& work, BatchStatus status);
   absl::Status CommitEnd(std::string_view id, BatchEnd end);
   void Count(const BatchWork& work);

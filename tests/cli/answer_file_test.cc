@@ -5,16 +5,17 @@
 #include <sys/resource.h>
 
 #include <csignal>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/run_input.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/files/line_reader.h"
+#include "tests/router/failing_disk.h"
 #include "tests/support/scratch_directory.h"
 
 namespace flotilla::cli {
@@ -145,18 +146,37 @@ TEST_F(AnswerFileTest, WhatDoesNotFitLeavesNoHalfLine) {
   EXPECT_EQ(Content(), "one\n");
 }
 
-TEST_F(AnswerFileTest, WhatMayBeLostIsDropped) {
-  Write("one\n");
+TEST_F(AnswerFileTest, WhatASyncHasLostIsWrittenAgain) {
+  router::FailingDisk disk;
+  {
+    auto file = AnswerFile::Open(path_, &disk);
+    ASSERT_TRUE(file.ok() && file->Append("one\n").ok() && file->Sync().ok());
+    disk.fails = [this](std::string_view path) { return path == path_; };
+    ASSERT_TRUE(file->Append("two\n").ok());
+    EXPECT_TRUE(absl::IsUnavailable(file->Sync()));
+    disk.fails = nullptr;
+    EXPECT_TRUE(absl::IsUnavailable(file->Sync()));  // the disk would say that all is well
+  }
+  EXPECT_EQ(disk.Lost(folder_.path()), 4u);
+  auto file = AnswerFile::Open(path_, &disk);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(Recover(*file, false), ElementsAre("one", "two"));
+  ASSERT_TRUE(file->Append("three\n").ok() && file->Sync().ok());
+  EXPECT_EQ(disk.Lost(folder_.path()), 0u);
+  EXPECT_EQ(Content(), "one\ntwo\nthree\n");
+}
+
+TEST_F(AnswerFileTest, ADamagedLineIsCutOffWithAllThatFollowIt) {
+  Write("one\nt?o\nthree\n");
   auto file = AnswerFile::Open(path_, &disk_);
   ASSERT_TRUE(file.ok()) << file.status();
-  Recover(*file, false);
-  ASSERT_TRUE(file->Append("two\n").ok() && file->Sync().ok());
-  ASSERT_TRUE(file->Append("three\n").ok());
-  ASSERT_TRUE(file->DropUnsynced().ok());
+  const auto cut = file->Recover([](std::string_view line) {
+    return line == "one" ? absl::OkStatus() : absl::DataLossError("damaged");
+  });
+  ASSERT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(*cut, AnswerFile::Recovered::kDamaged);
+  ASSERT_TRUE(file->Append("two\n").ok());
   EXPECT_EQ(Content(), "one\ntwo\n");
-  auto other = AnswerFile::Open(folder_.path() + "/other", &disk_);
-  ASSERT_TRUE(other.ok() && other->Append("one\n").ok() && other->DropUnsynced().ok());
-  EXPECT_EQ(std::filesystem::file_size(folder_.path() + "/other"), 0u);
 }
 
 TEST_F(AnswerFileTest, OneProcessWritesAtATime) {
