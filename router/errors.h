@@ -24,6 +24,7 @@ inline constexpr std::string_view kInvalidApiKey = "invalid_api_key";
 inline constexpr std::string_view kRateLimitExceeded = "rate_limit_exceeded";
 inline constexpr std::string_view kQuotaExceeded = "quota_exceeded";
 inline constexpr std::string_view kFilesDisabled = "files_disabled";
+inline constexpr std::string_view kFilesReadOnly = "files_read_only";
 
 // `status` with the name of the field at fault and a code. Either may be empty.
 absl::Status WithField(absl::Status status, std::string_view field, std::string_view code);

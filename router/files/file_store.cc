@@ -28,6 +28,8 @@ constexpr mode_t kOnlyMe = 0600, kOnlyMyFolder = 0700;
 constexpr std::uint64_t kJournalSlack = 1 << 20;
 // The blocks that are held beyond the end of the journal: some 40 records of the longest kind.
 constexpr std::uint64_t kHeldBytes = 4 << 20;
+// A client may ask again after this time: FilesRoom repairs the journal as often.
+constexpr std::int64_t kRepairMs = 30'000;
 constexpr std::string_view kFilePrefix = "file-";
 
 // False: errno says why not.
@@ -75,9 +77,10 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, F
                                                            Disk* disk) {
   std::unique_ptr<FileStore> store(new FileStore(std::move(folder), limits, disk));
   if (absl::Status s = store->Lock(); !s.ok()) return s;
-  if (absl::Status s = store->ReadJournal(); !s.ok()) return s;
+  const absl::StatusOr<std::string> journal = store->ReadJournal();
+  if (!journal.ok()) return journal.status();
   if (absl::Status s = store->Rewrite(); !s.ok()) {
-    if (store->broken_ || !store->Reopen().ok()) return s;
+    if (store->broken_ || !store->Reopen(*journal).ok()) return s;
   }
   if (absl::Status s = store->RemoveStrays(); !s.ok()) return s;
   store->HoldBlocks();
@@ -103,11 +106,11 @@ absl::Status FileStore::Lock() {
       Cat("another process keeps files in ", folder_, "; each router needs a folder of its own"));
 }
 
-absl::Status FileStore::ReadJournal() {
+absl::StatusOr<std::string> FileStore::ReadJournal() {
   const std::string path = folder_ + "/journal";
   const UniqueFd journal(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!journal.ok() && errno == ENOENT) {
-    if (IdsIn(folder_ + "/data").empty()) return absl::OkStatus();
+    if (IdsIn(folder_ + "/data").empty()) return std::string();
     return absl::DataLossError(Cat(path, " is missing, but ", folder_,
                                    "/data has files: restore the journal, or empty the folder"));
   }
@@ -115,22 +118,23 @@ absl::Status FileStore::ReadJournal() {
   if (!journal.ok() || !ReadAll(journal.get(), text)) return Error("cannot read", path);
   const absl::StatusOr<std::size_t> whole = ReplayJournal(text, ledger_);
   if (!whole.ok()) return absl::DataLossError(Cat(path, " ", whole.status().message()));
-  journal_bytes_ = *whole;
-  return absl::OkStatus();
+  text.resize(*whole);
+  return text;
 }
 
-absl::Status FileStore::Reopen() {
+absl::Status FileStore::Reopen(std::string_view text) {
   const std::string path = folder_ + "/journal";
   journal_.Reset(open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
   struct stat stat {};
   if (!journal_.ok() || fstat(journal_.get(), &stat) != 0) return Error("cannot open", path);
   // To cut off nothing would cut off the blocks behind the end.
-  const bool torn = static_cast<std::uint64_t>(stat.st_size) != journal_bytes_;
-  if ((torn && ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0) ||
-      !disk_.Sync(journal_.get())) {
+  const bool torn = static_cast<std::uint64_t>(stat.st_size) != text.size();
+  if ((torn && ftruncate(journal_.get(), static_cast<off_t>(text.size())) != 0) ||
+      !disk_.WriteAgain(journal_.get(), 0, text) || !disk_.Sync(journal_.get()) ||
+      !SyncFolder(folder_)) {
     return Error("cannot go on with", path);
   }
-  snapshot_bytes_ = journal_bytes_;
+  journal_bytes_ = snapshot_bytes_ = text.size();
   return absl::OkStatus();
 }
 
@@ -187,12 +191,33 @@ absl::Status FileStore::RemoveStrays() {
   return absl::OkStatus();
 }
 
+absl::Status FileStore::CheckJournal() const {
+  if (!broken_) return absl::OkStatus();
+  return WithRetryAfter(
+      WithField(absl::UnavailableError("files and batches cannot change now, because the disk of "
+                                       "this server does not keep what changes"),
+                "", kFilesReadOnly),
+      kRepairMs);
+}
+
+absl::Status FileStore::Repair() {
+  if (!ledger_whole_) {
+    return absl::InternalError(
+        Cat("memory ran out while a record of ", folder_, "/journal was applied; start again"));
+  }
+  // The end of the journal goes first, so that nobody takes it for kept if the journal stays. If
+  // this fails, the next process still writes all that it believes.
+  held_end_ = 0;
+  [[maybe_unused]] const bool cut =
+      ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) == 0;
+  const absl::Status s = OrNoMemory([this] { return Rewrite(); });
+  if (s.ok()) HoldBlocks();
+  return s;
+}
+
 absl::Status FileStore::Commit(LedgerRecord record) {
   if (absl::Status s = ledger_.Check(record); !s.ok()) return s;
-  if (broken_) {
-    return absl::UnavailableError(
-        Cat("the journal of ", folder_, " could not be written, so nothing changes any more"));
-  }
+  if (absl::Status s = CheckJournal(); !s.ok()) return s;
   const std::string line = JournalLine(record);
   if (Adds(record) && !HoldBlocks()) {
     return Error("there is no room on the disk of", folder_);
@@ -205,8 +230,9 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     return error;
   }
   if (!disk_.Sync(journal_.get())) {
-    // A second sync may succeed although the bytes are lost.
-    return Error("cannot sync the journal of", folder_);
+    const absl::Status error = Error("cannot sync the journal of", folder_);
+    Repair().IgnoreError();
+    return WithField(error, "", kFilesReadOnly);
   }
   journal_bytes_ += line.size();
   std::vector<std::string> dropped = record.removed;
@@ -214,7 +240,9 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     dropped.push_back(record.batch->output_id);
     dropped.push_back(record.batch->error_id);
   }
+  ledger_whole_ = false;
   if (absl::Status s = ledger_.Apply(std::move(record)); !s.ok()) return s;
+  ledger_whole_ = true;
   broken_ = false;
   for (const std::string& id : dropped) {
     if (id.starts_with(kFilePrefix) && !ledger_.Needs(id)) RemoveData(id);

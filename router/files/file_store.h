@@ -8,12 +8,17 @@
 // and it is removed after a record has: what a crash leaves without a name is removed when the
 // folder is opened. The journal holds blocks of the disk beyond its end. Only what frees or ends
 // something may use them, so a full disk can be freed. One thread.
+//
+// What a failed sync leaves in the journal is not believed (see Disk): the journal is then written
+// anew, and until that works nothing changes. Neither does a process believe what another has left:
+// it begins with a journal that it has itself written and synced as a whole.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -37,12 +42,17 @@ class FileStore {
 
   // Writes the record, applies it, and removes the data that nobody needs any more. UNAVAILABLE: it
   // cannot be written, or it adds a file or a batch, or begins to compute one, and the disk is
-  // full; the ledger has not changed. If the system then does not say what is on the disk, all
-  // later changes fail, too.
+  // full; the ledger has not changed. If it is then unknown what the journal has on the disk, all
+  // later changes fail, too, until Repair works.
   absl::Status Commit(LedgerRecord record);
 
   // Whether what the journal has on the disk is unknown.
   bool broken() const { return broken_; }
+  // If it is: UNAVAILABLE with kFilesReadOnly.
+  absl::Status CheckJournal() const;
+  // Replaces a journal that is broken. UNAVAILABLE: the disk does not take another. INTERNAL:
+  // memory ran out while the ledger changed, so only the next process knows what is in it.
+  absl::Status Repair();
 
   // The path of the data of an id that this process or the ledger made.
   std::string DataPath(const std::string& id) const { return folder_ + "/data/" + id; }
@@ -62,11 +72,13 @@ class FileStore {
 
   absl::Status Lock();
   bool SyncFolder(const std::string& path);
-  absl::Status ReadJournal();
+  // Returns what of the journal counts.
+  absl::StatusOr<std::string> ReadJournal();
   // Replaces the journal by a snapshot of the ledger.
   absl::Status Rewrite();
-  // Goes on with the journal that is there, without what does not count at its end.
-  absl::Status Reopen();
+  // Goes on with the journal that is there, which begins with `text`: writes this again in place,
+  // and cuts off the rest. It needs no room on most disks.
+  absl::Status Reopen(std::string_view text);
   // Takes blocks of the disk beyond the end of the journal, as many as it is to hold. False: it has
   // fewer now, and errno says why. True also if this file system cannot.
   bool HoldBlocks();
@@ -80,6 +92,7 @@ class FileStore {
   std::uint64_t journal_bytes_ = 0, snapshot_bytes_ = 0;
   std::uint64_t held_end_ = 0;  // the journal holds blocks up to here
   bool broken_ = false;
+  bool ledger_whole_ = true;  // it has no record in part
 };
 
 }  // namespace flotilla::router

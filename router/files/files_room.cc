@@ -32,7 +32,9 @@ absl::Status NoSuchFile(std::string_view id) {
 }  // namespace
 
 FilesRoom::FilesRoom(Parts parts)
-    : parts_(std::move(parts)), models_due_ns_(parts_.clock->NowNs() + kModelsDueNs) {}
+    : parts_(std::move(parts)),
+      models_due_ns_(parts_.clock->NowNs() + kModelsDueNs),
+      failed_syncs_(parts_.store->disk().failures()) {}
 
 // --- Files -------------------------------------------------------------------
 
@@ -61,6 +63,7 @@ absl::Status IncomingFile::Write(std::string_view bytes) {
 
 absl::StatusOr<std::unique_ptr<IncomingFile>> FilesRoom::BeginFile(const std::string& tenant) {
   if (absl::Status s = ledger().CheckRoomForFile(tenant); !s.ok()) return s;
+  if (absl::Status s = parts_.store->CheckJournal(); !s.ok()) return s;
   const auto at = uploads_.find(tenant);
   const std::size_t running = at == uploads_.end() ? 0 : at->second;
   // Without keys all clients are one tenant.
@@ -102,7 +105,7 @@ absl::StatusOr<StoredFile> FilesRoom::AddFile(IncomingFile& file, std::string na
   // If nobody knows whether the journal has it on the disk, even after an exception, the bytes
   // stay, and the next process finds it out.
   file.added_ = !was_broken;
-  const absl::Status s = parts_.store->Commit(*std::move(record));
+  const absl::Status s = Commit(*std::move(record));
   file.added_ = s.ok() || (!was_broken && parts_.store->broken());
   if (!s.ok()) return s;
   return added;
@@ -122,7 +125,7 @@ absl::StatusOr<LedgerPage<StoredFile>> FilesRoom::ListFiles(const std::string& t
 
 absl::Status FilesRoom::RemoveFile(const std::string& tenant, std::string_view id) {
   absl::StatusOr<LedgerRecord> record = ledger().RemoveFile(tenant, id, parts_.now_s());
-  return record.ok() ? parts_.store->Commit(*std::move(record)) : record.status();
+  return record.ok() ? Commit(*std::move(record)) : record.status();
 }
 
 absl::StatusOr<FileContent> FilesRoom::OpenFile(const std::string& tenant,
@@ -142,7 +145,7 @@ absl::StatusOr<StoredBatch> FilesRoom::AddBatch(const std::string& tenant, Batch
                         parts_.new_id("file-"), parts_.now_s());
   if (!record.ok()) return record.status();
   StoredBatch batch = *record->batch;
-  if (absl::Status s = parts_.store->Commit(*std::move(record)); !s.ok()) return s;
+  if (absl::Status s = Commit(*std::move(record)); !s.ok()) return s;
   parts_.on_reply();
   return batch;
 }
@@ -169,7 +172,7 @@ absl::StatusOr<StoredBatch> FilesRoom::CancelBatch(const std::string& tenant, st
   absl::StatusOr<std::optional<LedgerRecord>> record = ledger().Cancel(tenant, id, parts_.now_s());
   if (!record.ok()) return record.status();
   if (record->has_value()) {
-    if (absl::Status s = parts_.store->Commit(**std::move(record)); !s.ok()) return s;
+    if (absl::Status s = Commit(**std::move(record)); !s.ok()) return s;
     parts_.on_reply();
   }
   return GetBatch(tenant, id);
@@ -188,6 +191,7 @@ StoredBatch FilesRoom::WithCounts(const StoredBatch& batch) const {
 
 std::int64_t FilesRoom::Step() {
   if (stopped_) return kLongestRestNs;
+  WatchDisk();
   ExpireOld();
   StartWorks();
   const std::int64_t now_ns = parts_.clock->NowNs();
@@ -215,14 +219,43 @@ std::int64_t FilesRoom::Step() {
     at = works_.erase(at);
   }
   for (const auto& [id, retry_ns] : retry_ns_) due_ns = std::min(due_ns, retry_ns);
+  if (parts_.store->broken()) due_ns = std::min(due_ns, std::max(now_ns, repair_ns_));
   parts_.metrics->OnState(ledger().file_count(), ledger().file_bytes(), ledger().Open().size(),
                           works_.size());
   return std::max<std::int64_t>(due_ns - now_ns, 0);
 }
 
+void FilesRoom::WatchDisk() {
+  const std::uint64_t failed = parts_.store->disk().failures() - failed_syncs_;
+  failed_syncs_ += failed;
+  if (failed > 0) {
+    parts_.log->Error("the disk did not keep what it took of files and batches",
+                      {{"failed_syncs", failed}});
+  }
+  const std::int64_t now_ns = parts_.clock->NowNs();
+  if (parts_.store->broken() && now_ns >= repair_ns_) {
+    repair_ns_ = now_ns + kRetryNs;
+    const absl::Status repaired = parts_.store->Repair();
+    if (repaired.ok()) {
+      parts_.log->Info("the journal of files and batches was written anew", {});
+    } else {
+      parts_.log->Error("files and batches do not change until their journal can be written",
+                        {{"reason", repaired}});
+    }
+  }
+  parts_.metrics->OnDisk(failed, parts_.store->broken());
+}
+
+absl::Status FilesRoom::Commit(LedgerRecord record) {
+  absl::Status s = parts_.store->Commit(std::move(record));
+  if (!s.ok()) parts_.on_reply();  // the next step tells of a disk that fails
+  return s;
+}
+
 void FilesRoom::StartWorks() {
   const std::int64_t now_ns = parts_.clock->NowNs();
   absl::erase_if(retry_ns_, [now_ns](const auto& retry) { return retry.second <= now_ns; });
+  if (parts_.store->broken()) return;  // they could not end
   std::set<std::string> busy;
   for (const auto& [id, work] : works_) busy.insert(work->tenant());
   for (const StoredBatch* batch : ledger().Open()) {
@@ -314,13 +347,13 @@ bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
 }
 
 absl::Status FilesRoom::Advance(const BatchWork& work, BatchStatus status) {
-  return parts_.store->Commit(ledger().Advance(work.id(), status, parts_.now_s()));
+  return Commit(ledger().Advance(work.id(), status, parts_.now_s()));
 }
 
 absl::Status FilesRoom::CommitEnd(std::string_view id, BatchEnd end) {
   const BatchStatus status = end.status;
   const RequestCounts counts = end.counts;
-  absl::Status s = parts_.store->Commit(ledger().End(id, std::move(end), parts_.now_s()));
+  absl::Status s = Commit(ledger().End(id, std::move(end), parts_.now_s()));
   if (!s.ok()) return s;
   parts_.metrics->OnBatchOver(status);
   parts_.log->Info("batch over", {{"batch", id},
@@ -344,7 +377,7 @@ void FilesRoom::ExpireOld() {
   if (now_ns < expire_ns_) return;
   std::optional<LedgerRecord> record = ledger().Expire(parts_.now_s());
   if (!record.has_value()) return;
-  const absl::Status dropped = parts_.store->Commit(*std::move(record));
+  const absl::Status dropped = Commit(*std::move(record));
   if (dropped.ok()) return;
   parts_.log->Warning("files cannot be dropped", {{"reason", dropped}});
   expire_ns_ = now_ns + kRetryNs;

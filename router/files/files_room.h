@@ -110,6 +110,9 @@ class FilesRoom {
   void Stop();
 
  private:
+  // Tells of syncs that failed, and repairs the journal from time to time if it is broken.
+  void WatchDisk();
+  absl::Status Commit(LedgerRecord record);
   // Starts to work on batches, as many as may be.
   void StartWorks();
   // Goes on with one. False: the batch is over.
@@ -133,6 +136,8 @@ class FilesRoom {
   absl::flat_hash_map<std::string, RequestCounts> counted_;  // what metrics know of each work
   absl::flat_hash_map<std::string, std::int64_t> retry_ns_;  // by id of a batch whose work failed
   std::int64_t expire_ns_ = 0;  // before then, nothing too old is dropped
+  std::uint64_t failed_syncs_;  // of which the log has
+  std::int64_t repair_ns_ = 0;  // before then, the journal is not repaired
   bool stopped_ = false;
 };
 

@@ -17,6 +17,12 @@ FilesMetrics::FilesMetrics(Metrics& metrics)
                                   "Uploads of files that were refused.")),
       stuck_(metrics.AddCounter("flotilla_router_batch_retries_total",
                                 "Times that a batch could not go on and was tried again later.")),
+      failed_syncs_(metrics.AddCounter(
+          "flotilla_router_file_sync_failures_total",
+          "Times that the disk did not keep what it took of files and batches.")),
+      read_only_(metrics.AddGauge(
+          "flotilla_router_files_read_only",
+          "1: files and batches do not change, because their journal cannot be written.")),
       completed_(metrics.AddCounter("flotilla_router_batch_requests_total",
                                     "Requests of batches that were answered, by result.",
                                     {{"result", "completed"}})),
@@ -54,5 +60,10 @@ void FilesMetrics::OnAnswered(std::uint64_t completed, std::uint64_t failed) {
 }
 
 void FilesMetrics::OnStuck() { stuck_.Increment(); }
+
+void FilesMetrics::OnDisk(std::uint64_t failed_syncs, bool read_only) {
+  failed_syncs_.Increment(static_cast<double>(failed_syncs));
+  read_only_.Set(read_only ? 1 : 0);
+}
 
 }  // namespace flotilla::router

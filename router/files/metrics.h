@@ -26,6 +26,8 @@ class FilesMetrics {
   void OnAnswered(std::uint64_t completed, std::uint64_t failed);
   // A batch could not go on, and is tried again later.
   void OnStuck();
+  // So many more syncs have failed; whether nothing changes because of the journal.
+  void OnDisk(std::uint64_t failed_syncs, bool read_only);
 
  private:
   Gauge& files_;
@@ -35,6 +37,8 @@ class FilesMetrics {
   Counter& uploaded_;
   Counter& refused_;
   Counter& stuck_;
+  Counter& failed_syncs_;
+  Gauge& read_only_;
   Counter& completed_;
   Counter& failed_;
   std::array<Counter*, kBatchStatuses> over_ = {};  // null for a status that ends no batch

@@ -1,18 +1,26 @@
 // Syncs that fail: what a client was told stays true when the machine then dies, and a process that
 // comes later believes nothing that is not on the disk.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/errors.h"
+#include "router/files/file_io.h"
 #include "tests/router/files_fixture.h"
 
 namespace flotilla::router {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr std::int64_t kRetryNs = 31'000'000'000;
 
@@ -22,6 +30,12 @@ class FileSyncTest : public FilesTest {
   void Fail(const std::string& part) {
     disk_.fails = [part](std::string_view path) {
       return path.find(part) != std::string_view::npos;
+    };
+  }
+  // Only the next of them fails.
+  void FailOnce(const std::string& end) {
+    disk_.fails = [end, done = false](std::string_view path) mutable {
+      return !done && (done = path.ends_with(end));
     };
   }
   void Heal() { disk_.fails = nullptr; }
@@ -162,6 +176,164 @@ TEST_F(FileSyncTest, ABatchWhoseWindowIsOverStaysExpiredWhenItsEndIsTriedAgain) 
   const StoredBatch batch = Batch("a", id);
   EXPECT_EQ(batch.status, BatchStatus::kExpired);
   EXPECT_EQ(batch.counts, (RequestCounts{.total = 6, .completed = 1, .failed = 5}));
+}
+
+TEST_F(FileSyncTest, AnUploadThatTheDiskDoesNotKeepLeavesNothing) {
+  Restart();
+  const std::string mib(1 << 20, 'x');
+  for (const char* end : {"", "/data"}) {  // the file, or its name in the folder
+    SCOPED_TRACE(end);
+    auto file = room_->BeginFile("a");
+    ASSERT_TRUE(file.ok() && (*file)->Write(mib).ok());
+    FailOnce(*end == 0 ? *Data().begin() : end);
+    EXPECT_TRUE(absl::IsUnavailable(room_->AddFile(**file, "in.jsonl", 0).status()));
+    file->reset();
+    EXPECT_TRUE(Data().empty());
+  }
+  auto long_file = room_->BeginFile("a");  // which is synced while it comes
+  ASSERT_TRUE(long_file.ok());
+  FailOnce(*Data().begin());
+  absl::Status written;
+  int mibs = 0;
+  while (written.ok() && mibs < 20) {
+    written = (*long_file)->Write(mib);
+    ++mibs;
+  }
+  EXPECT_TRUE(absl::IsUnavailable(written)) << written;
+  EXPECT_EQ(mibs, 8);
+  long_file->reset();
+  EXPECT_TRUE(Data().empty());
+  EXPECT_TRUE(room_->ListFiles("a", {})->entries.empty());
+  EXPECT_EQ(store_->ledger().UsedBytes("a"), 0u);
+}
+
+TEST_F(FileSyncTest, AChangeThatTheJournalDoesNotKeepIsUndone) {
+  Restart();
+  const std::string input = Upload("a", Input(1)), unused = Upload("a", "unused");
+  const std::string kept = Order("a", input);
+  FailOnce("/journal");
+  const absl::Status lost =
+      room_->AddBatch("a", {.input_file_id = input, .window_s = 1, .metadata = "null"}).status();
+  EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
+  EXPECT_EQ(ErrorCode(lost), kFilesReadOnly);
+  EXPECT_FALSE(store_->broken());  // the journal was written anew
+  FailOnce("/journal");
+  EXPECT_TRUE(absl::IsUnavailable(room_->RemoveFile("a", unused)));
+  auto file = room_->BeginFile("a");
+  ASSERT_TRUE(file.ok() && (*file)->Write("x").ok());
+  FailOnce("/journal");
+  EXPECT_TRUE(absl::IsUnavailable(room_->AddFile(**file, "in.jsonl", 0).status()));
+  file->reset();
+  EXPECT_EQ(Data(), (std::set<std::string>{input, unused}));
+  Steps();
+  EXPECT_THAT(registry_.Render(), HasSubstr("flotilla_router_file_sync_failures_total 3"));
+  const std::string later = Upload("a", "later");
+  for (const bool crashed : {false, true}) {
+    SCOPED_TRACE(crashed);
+    EXPECT_EQ(room_->ListBatches("a", {})->first.size(), 1u);
+    EXPECT_EQ(Batch("a", kept).order.input_file_id, input);
+    EXPECT_EQ(Content("a", unused), "unused");
+    EXPECT_EQ(Content("a", later), "later");
+    EXPECT_EQ(disk_.Lost(folder_), 0u);
+    if (crashed) continue;
+    End();
+    disk_.Crash(folder_);
+    Restart();
+  }
+}
+
+TEST_F(FileSyncTest, NothingChangesUntilAJournalCanBeWritten) {
+  Restart();
+  const std::string input = Upload("a", Input(6)), unused = Upload("a", "unused");
+  const std::string id = Order("a", input);
+  Steps();
+  Fail("/journal");  // and its successor
+  EXPECT_TRUE(absl::IsUnavailable(room_->RemoveFile("a", unused)));
+  EXPECT_TRUE(store_->broken());
+  for (const absl::Status& refused :
+       {room_->BeginFile("a").status(), room_->CancelBatch("a", id).status(),
+        room_->RemoveFile("a", unused), room_->AddBatch("a", {.input_file_id = input}).status()}) {
+    EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+    EXPECT_EQ(ErrorCode(refused), kFilesReadOnly);
+    EXPECT_EQ(RetryAfterMs(refused), 30'000);
+  }
+  // What is there can be read, and answers are still computed; but no batch ends.
+  Finish();
+  EXPECT_EQ(Content("a", unused), "unused");
+  EXPECT_EQ(Batch("a", id).status, BatchStatus::kInProgress);
+  EXPECT_THAT(registry_.Render(), HasSubstr("flotilla_router_files_read_only 1"));
+  Wait();
+  EXPECT_GT(room_->Step(), 0);  // it rests until the next try
+  Heal();
+  Steps();  // the next try is later
+  EXPECT_TRUE(store_->broken());
+  Wait();
+  EXPECT_FALSE(store_->broken());
+  EXPECT_THAT(registry_.Render(), HasSubstr("flotilla_router_files_read_only 0"));
+  Wait();
+  ExpectKept(id, BatchStatus::kCompleted, {"r0", "r1", "r2", "r3", "r4", "r5"});
+  EXPECT_TRUE(room_->RemoveFile("a", unused).ok());
+}
+
+TEST_F(FileSyncTest, AJournalWhoseNameMayBeLostIsWrittenAgain) {
+  Restart();
+  const std::string input = Upload("a", "x");
+  const BatchOrder order = {.input_file_id = input,
+                            .window_s = 86'400,
+                            .metadata = '"' + std::string(100'000, 'x') + '"'};
+  disk_.fails = [](std::string_view path) { return path.ends_with("/files"); };
+  int added = 0;
+  while (!store_->broken() && added < 20) added += room_->AddBatch("a", order).ok() ? 1 : 0;
+  EXPECT_EQ(added, 11);  // when the journal had more than 1 MiB, and was shortened
+  EXPECT_EQ(ErrorCode(room_->AddBatch("a", order).status()), kFilesReadOnly);
+  Heal();
+  Steps();
+  EXPECT_FALSE(store_->broken());
+  EXPECT_TRUE(room_->AddBatch("a", order).ok());
+  Restart();
+  EXPECT_EQ(room_->ListBatches("a", {})->first.size(), 12u);
+}
+
+TEST_F(FileSyncTest, TheNextProcessDoesNotSeeARecordThatWasNotKept) {
+  Restart();
+  const std::string input = Upload("a", Input(1));
+  Fail("/journal");
+  EXPECT_FALSE(room_->AddBatch("a", {.input_file_id = input, .window_s = 1}).ok());
+  End();
+  Heal();
+  Fail("/journal.new");  // so the next process goes on with the journal that is there
+  Restart();
+  EXPECT_TRUE(room_->ListBatches("a", {})->first.empty());
+  EXPECT_EQ(disk_.Lost(folder_), 0u);
+  EXPECT_EQ(Content("a", input), Input(1));
+}
+
+TEST_F(FileSyncTest, TheNextProcessWritesTheRecordsThatItBelieves) {
+  Restart();
+  const std::string input = Upload("a", Input(1)), path = folder_ + "/journal";
+  const auto before = static_cast<off_t>(std::filesystem::file_size(path));
+  const std::string id = Order("a", input);
+  const std::string record = Read(path).substr(static_cast<std::size_t>(before));
+  End();
+  {  // a process that was killed when a sync had just lost its last record
+    const UniqueFd journal(open(path.c_str(), O_RDWR | O_APPEND));
+    ASSERT_EQ(ftruncate(journal.get(), before), 0);
+    ASSERT_TRUE(disk_.Sync(journal.get()) && WriteAll(journal.get(), record));
+    Fail("/journal");
+    EXPECT_FALSE(disk_.Sync(journal.get()));
+  }
+  EXPECT_EQ(disk_.Lost(folder_), record.size());
+  EXPECT_TRUE(absl::IsUnavailable(FileStore::Open(folder_, {}, &disk_).status()));
+  Heal();
+  Fail("/journal.new");
+  Restart();
+  const std::string later = Upload("a", "later");
+  End();
+  disk_.Crash(folder_);
+  Heal();
+  Restart();
+  EXPECT_EQ(Batch("a", id).order.input_file_id, input);
+  EXPECT_EQ(Content("a", later), "later");
 }
 
 }  // namespace
