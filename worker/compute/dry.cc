@@ -49,14 +49,25 @@ std::size_t FindRepeats(const std::vector<TokenId>& latest, std::vector<std::uin
 }
 
 // multiplier * base ^ exponent, at most kMaxDryPenalty. Only multiplications, so that it has the
-// same bits everywhere.
+// same bits everywhere. A power may be infinite.
 float Penalty(const SamplingParams& sampling, std::uint32_t exponent) {
   double penalty = sampling.dry_multiplier;
-  for (double power = sampling.dry_base; exponent > 0; exponent /= 2) {
+  for (double power = sampling.dry_base; exponent > 0; exponent /= 2, power *= power) {
     if (exponent % 2 == 1) penalty = std::min(penalty * power, kMaxDryPenalty);
-    power = std::min(power * power, kMaxDryPenalty);
   }
   return static_cast<float>(penalty);
+}
+
+// An exponent, at most `most`, behind which the penalty no longer changes up to `most`. (The
+// penalty grows with the exponent: a base above 1 is at least 1 + 2^-23, and rounding errors are
+// below 2^-30.)
+std::uint32_t LargestExponent(const SamplingParams& sampling, std::uint32_t most) {
+  if (sampling.dry_base == 1) return 0;
+  std::uint32_t exponent = 1;
+  while (exponent < most && Penalty(sampling, exponent) < static_cast<float>(kMaxDryPenalty)) {
+    exponent *= 2;
+  }
+  return std::min(exponent, most);
 }
 
 }  // namespace
@@ -69,7 +80,10 @@ void AddDry(const SamplingParams& sampling, const TokenPosition& position,
   const auto allowed = static_cast<std::uint32_t>(sampling.dry_allowed_length);
   const std::size_t place = FindRepeats(latest, lengths);
   std::uint32_t most = lengths[place];
-  if (most > 0 && most >= allowed) {
+  if (most < allowed) return;
+  // Longer repetitions are not told apart.
+  most = allowed + LargestExponent(sampling, most - allowed);
+  if (most > 0) {
     most = SinceBreaker(sampling.dry_breakers, latest, most, static_cast<std::uint32_t>(place));
   }
   if (most < allowed) return;

@@ -218,8 +218,35 @@ TEST(Dry, HostileHistoriesAreCheap) {
     EXPECT_LT(seconds(all_alike, tokens), 8 * without);
     EXPECT_LT(seconds(nested, tokens), 8 * without);
   }
-  EXPECT_EQ(PenaltiesAfter({.dry_multiplier = 100, .dry_base = 100}, periodic).at(1), 1e30f)
-      << "penalties stay finite";
+}
+
+// Its powers are larger than the largest penalty, and infinite.
+TEST(Dry, PenaltiesGrowWithTheRepetition) {
+  for (const float multiplier : {1e-40f, 0.01f, 0.8f, 1.0f, 100.0f}) {
+    for (const float base : {1.0f, 1.0001f, 1.1f, 1.75f, 2.0f, 100.0f}) {
+      float before = 0;
+      for (std::size_t tokens = 3; tokens < 700; ++tokens) {
+        const SamplingParams p{.dry_multiplier = multiplier, .dry_base = base};
+        const float penalty = PenaltiesAfter(p, std::vector<TokenId>(tokens, 6)).at(6);
+        ASSERT_GE(penalty, before) << multiplier << " * " << base << "^" << tokens - 3;
+        ASSERT_LE(penalty, 1e30f) << "penalties stay finite";
+        const double exact = double{multiplier} * std::pow(double{base}, tokens - 3);
+        if (exact > 1e-37) {
+          ASSERT_NEAR(penalty / std::min(exact, 1e30), 1, 1e-6);
+        }
+        before = penalty;
+      }
+    }
+  }
+  // The parts of a history that the largest penalty does not need count no breaker.
+  const SamplingParams p{
+      .dry_multiplier = 0.8f, .dry_base = 1.75f, .dry_breakers = BreakersOf({{5}})};
+  for (const std::size_t tokens : {100, 126, 127, 128, 129, 200}) {
+    std::vector<TokenId> history(2 * tokens, 6);
+    history[tokens] = 5;
+    EXPECT_EQ(PenaltiesAfter(p, history).at(6),
+              static_cast<float>(std::min(1e30, double{0.8f} * std::pow(1.75, tokens - 3.0))));
+  }
 }
 
 // DRY acts behind the other penalties, and the token is the best of the changed logits.
