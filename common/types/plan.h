@@ -218,14 +218,14 @@ struct SequenceResult {
   std::vector<SampledToken> prompt;
   // The answer to Run::candidates: the most likely next tokens, best first, and the lower
   // id first among equal ones. There are fewer only if the vocabulary has no more, or the
-  // sequence's constraint allows no more; and none if its mask was late. `length` then ends before
-  // the row, and a later plan may run it again.
+  // sequence's constraint allows no more; and none if it allows none, which `refused` says, or if
+  // its mask was late. `length` then ends before the row, and a later plan may run it again.
   std::vector<TopLogprob> candidates;
   // Set in the result of the step in which the sequence finished, and in every later
   // result in which its decode was a no-op.
   std::optional<FinishReason> finished;
-  // Why the sequence's constraint ended it, with FinishReason::kError; otherwise empty. At most
-  // kMaxReason bytes.
+  // Why the sequence's constraint ended it, with FinishReason::kError, or leaves no candidates;
+  // otherwise empty. At most kMaxReason bytes.
   static constexpr std::size_t kMaxReason = 160;
   std::string refused;
   // With `refused`: the worker has no room for the constraint now. A later try may succeed.

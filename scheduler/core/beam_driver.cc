@@ -9,11 +9,16 @@ namespace flotilla::scheduler {
 void BeamDriver::Advance(TableIndex index) {
   Request& request = state_.requests[index];
   const bool ready =
-      std::all_of(request.sequences.begin(), request.sequences.end(),
-                  [this](TableIndex at) { return !state_.sequences[at].candidates.empty(); });
+      std::all_of(request.sequences.begin(), request.sequences.end(), [this](TableIndex at) {
+        const Sequence& sequence = state_.sequences[at];
+        return !sequence.candidates.empty() || !sequence.dead_end.ok();
+      });
   if (!ready) return;
   const std::vector<BeamSearch::Choice> choices = Choose(request);
-  if (choices.empty()) {
+  if (choices.empty() && request.beam->search.best().empty()) {
+    const absl::Status why = state_.sequences[request.beam->ranked.front()].dead_end;
+    state_.EndRequest(index, FinishReason::kError, why);
+  } else if (choices.empty()) {
     Answer(index);
   } else {
     Follow(index, choices);

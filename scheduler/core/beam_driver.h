@@ -3,7 +3,8 @@
 // The beams of a request advance together: when the candidates of all beams are in,
 // BeamSearch chooses. The first child of a beam continues in the beam's sequence, each
 // further child becomes a pending sequence that forks from it, and a beam without children
-// is dropped. ResultApplier uses the driver; one thread.
+// is dropped. A beam without candidates, since its constraint allows no token, has no children.
+// ResultApplier uses the driver; one thread.
 #pragma once
 
 #include <vector>
@@ -18,7 +19,8 @@ class BeamDriver {
   explicit BeamDriver(CoreState& state) : state_(state) {}
 
   // Takes the next step of the request's search if all its beams are ready. Ends the
-  // request if that was the last step.
+  // request if that was the last step, and refuses it if no beam has candidates and none is
+  // complete.
   void Advance(TableIndex request);
 
  private:

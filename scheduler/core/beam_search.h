@@ -38,7 +38,7 @@ class BeamSearch {
   // A running beam, as its owner keeps it.
   struct Beam {
     absl::Span<const SampledToken> outputs;
-    absl::Span<const TopLogprob> candidates;  // what may follow, best first
+    absl::Span<const TopLogprob> candidates;  // what may follow, best first; empty: nothing
   };
   // How a beam of the next step begins: beam `parent` of this step, followed by `token`.
   struct Choice {
@@ -46,8 +46,8 @@ class BeamSearch {
     TopLogprob token;
   };
   // Takes the running beams in their order and returns the next ones, best first: as many
-  // as beams(), or none when the search is over. The first step has one running beam with
-  // no outputs.
+  // as beams(), fewer if there are no more candidates, or none when the search is over. The first
+  // step has one running beam with no outputs.
   std::vector<Choice> Step(absl::Span<const Beam> running);
 
   // A complete hypothesis.

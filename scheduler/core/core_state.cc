@@ -309,6 +309,7 @@ void CoreState::Requeue(TableIndex index) {
     sequence.fork = ForkPlan{};
     sequence.deferred = false;
     sequence.candidates.clear();
+    sequence.dead_end = absl::OkStatus();
   }
   Enqueue(index);
 }

@@ -17,7 +17,7 @@ absl::Status Mismatch(const SequenceResult& result, const char* what) {
       absl::StrCat("result of sequence ", result.sequence.value(), ": ", what));
 }
 
-// Why a sequence ended with kError.
+// Why a sequence ended with kError, or has no candidates.
 absl::Status ErrorOf(const SequenceResult& result) {
   if (result.refused.empty()) return absl::InternalError("the model's output was not a number");
   return absl::Status(result.is_overload ? absl::StatusCode::kResourceExhausted
@@ -27,7 +27,7 @@ absl::Status ErrorOf(const SequenceResult& result) {
 
 // Whether the row that was to give a token or candidates gave none, since its mask was late.
 bool IsLate(const PlannedRun& run, const SequenceResult& result) {
-  if (result.finished.has_value()) return false;
+  if (result.finished.has_value() || !result.refused.empty()) return false;
   return run.candidates > 0 ? result.candidates.empty() : run.samples && result.tokens.empty();
 }
 
@@ -111,7 +111,11 @@ absl::Status ResultApplier::CheckRun(const PlannedRun& run, const SequenceResult
     return Mismatch(result, "not the number of tokens that the plan asked for");
   }
   const bool is_late = run.candidates > 0 && result.length < lower + run.most;
-  if (result.candidates.empty() != (run.candidates == 0 || is_late) ||
+  const bool is_dead_end = !result.refused.empty();
+  if (is_dead_end && (run.candidates == 0 || is_late)) {
+    return Mismatch(result, "a refusal of a sequence that goes on");
+  }
+  if (result.candidates.empty() != (run.candidates == 0 || is_late || is_dead_end) ||
       result.candidates.size() > run.candidates) {
     return Mismatch(result, "not the candidates that the plan asked for");
   }
@@ -173,6 +177,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
     sequence.state = SequenceState::kPrefill;  // its last row runs again
   } else if (run.candidates > 0) {
     sequence.candidates = result.candidates;
+    if (result.candidates.empty()) sequence.dead_end = ErrorOf(result);
     BeamDriver(state_).Advance(sequence.request);
   } else if (result.finished.has_value()) {
     state_.LearnOutputs(request, state_.OutputTokens(sequence), true);

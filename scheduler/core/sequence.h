@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/types/event.h"
 #include "common/types/ids.h"
 #include "scheduler/core/forecast/output_lengths.h"
@@ -130,6 +131,8 @@ struct Sequence {
   // in.
   std::vector<SampledToken> outputs;
   std::vector<TopLogprob> candidates;
+  // Why the result has no candidates: the constraint allows no token. OK: that is not so.
+  absl::Status dead_end;
 
   bool open() const { return state > SequenceState::kPending; }
   // Whether the results of its fatal rows are in, or it has none. If it will be forked behind

@@ -165,16 +165,91 @@ TEST(Constraints, ARefusalOfOneBeamEndsTheSearch) {
   EXPECT_TRUE(absl::IsInvalidArgument(harness.EndOf(1)->status));
 }
 
+std::vector<SequenceEnd> EndsOf(CoreHarness& harness, std::uint64_t id) {
+  std::vector<SequenceEnd> ends;
+  for (const EngineEvent& event : harness.events[id]) {
+    if (const auto* end = std::get_if<SequenceEnd>(&event)) ends.push_back(*end);
+  }
+  return ends;
+}
+
+// A beam after which the grammar allows no token drops out, whether others are late or not.
+TEST(Constraints, TheSearchGoesOnWithoutABeamAfterWhichNoTokenMayCome) {
+  for (const std::uint32_t lag : {1u, 2u, 3u}) {
+    std::vector<TokenId> tokens;
+    for (const bool late : {false, true}) {
+      CoreHarness harness({}, ConstraintsGroup(lag));
+      harness.no_token = true;
+      int dead_ends = 0;
+      harness.mask_of = [&, times = std::map<std::pair<std::uint32_t, std::uint32_t>, int>()](
+                            const worker::BatchItem& item) mutable -> std::optional<std::string> {
+        const std::pair<std::uint32_t, std::uint32_t> row = {item.index.value(), item.output_index};
+        if (row.second % 3 == 2 && row.first == 1) {
+          ++dead_ends;
+          return "nothing may come here";
+        }
+        if (late && times[row]++ < 2) return "";
+        return std::nullopt;
+      };
+      harness.core.Submit(0, ConstrainedBeams(1, 3, 12));
+      harness.RunAll();
+      ASSERT_TRUE(harness.EndOf(1).has_value());
+      EXPECT_EQ(harness.EndOf(1)->status, absl::OkStatus());
+      for (const SequenceEnd& end : EndsOf(harness, 1)) EXPECT_EQ(end.output_tokens, 12u);
+      if (!late) tokens = TokensOf(harness, 1);
+      EXPECT_EQ(TokensOf(harness, 1), tokens);
+      EXPECT_EQ(harness.core.Snapshot().counters.late_rows > 0, late);
+      EXPECT_EQ(dead_ends, 4);
+    }
+    EXPECT_EQ(tokens.size(), 36u);
+  }
+}
+
+TEST(Constraints, ASearchWhoseBeamsAreAllDeadEndsIsRefused) {
+  for (const std::uint32_t at : {0u, 2u}) {
+    CoreHarness harness({}, ConstraintsGroup(1));
+    harness.no_token = true;
+    harness.mask_of = [at](const worker::BatchItem& item) -> std::optional<std::string> {
+      if (item.output_index == at) return "nothing may come here";
+      return std::nullopt;
+    };
+    harness.core.Submit(0, ConstrainedBeams(1, 3, 12));
+    harness.RunAll();
+    EXPECT_EQ(harness.TokensOf(1), 0u);
+    EXPECT_EQ(harness.ReasonOf(1), FinishReason::kError);
+    EXPECT_EQ(harness.EndOf(1)->status,
+              absl::InvalidArgumentError("the constraint of the answer: nothing may come here"));
+  }
+}
+
+// The answers that are complete stay when no beam can go on.
+TEST(Constraints, ASearchThatComesToDeadEndsHasTheAnswersThatAreComplete) {
+  CoreHarness harness({}, ConstraintsGroup(1));
+  harness.no_token = true;
+  harness.mask_of = [](const worker::BatchItem& item) -> std::optional<std::string> {
+    if (item.output_index == 3) return "nothing may come here";
+    return std::nullopt;
+  };
+  TokenizedRequest request = ConstrainedBeams(1, 3, 12);
+  // The best token after the prompt ends an answer (CoreHarness::Answer).
+  request.stop.stop_tokens = {(request.prompt.back() + 1) % 1000};
+  harness.core.Submit(0, request);
+  harness.RunAll();
+  ASSERT_TRUE(harness.EndOf(1).has_value());
+  EXPECT_EQ(harness.EndOf(1)->status, absl::OkStatus());
+  const std::vector<SequenceEnd> ends = EndsOf(harness, 1);
+  ASSERT_EQ(ends.size(), 3u);
+  EXPECT_EQ(ends[0].reason, FinishReason::kStop);
+  EXPECT_EQ(ends[0].output_tokens, 1u);
+}
+
 // A grammar may have one answer where three are asked for. An empty one must not look complete.
 TEST(Constraints, AnswersThatTheGrammarDoesNotHaveAreEmpty) {
   CoreHarness harness({}, ConstraintsGroup(1));
   harness.most_candidates = 1;
   harness.core.Submit(0, ConstrainedBeams(1, 3, 12));
   harness.RunAll();
-  std::vector<SequenceEnd> ends;
-  for (const EngineEvent& event : harness.events[1]) {
-    if (const auto* end = std::get_if<SequenceEnd>(&event)) ends.push_back(*end);
-  }
+  const std::vector<SequenceEnd> ends = EndsOf(harness, 1);
   ASSERT_EQ(ends.size(), 3u);
   EXPECT_EQ(ends[0].output_tokens, 12u);
   for (const std::size_t i : {1, 2}) {

@@ -76,6 +76,7 @@ class CoreHarness {
   // all are there.
   std::function<std::optional<std::string>(const worker::BatchItem&)> mask_of;
   bool no_room = false;                 // such reasons are overloads
+  bool no_token = false;                // such reasons leave beams without candidates
   std::uint32_t most_candidates = ~0u;  // of a row
   // How long a step of so many prefill and decode rows takes; null: no time.
   std::function<std::int64_t(std::uint32_t prefill_rows, std::uint32_t decode_rows)> step_ns;

@@ -27,7 +27,10 @@ std::vector<TopLogprob> SimCandidates(absl::Span<const TokenId> tokens, std::uin
                                       bool constrained) {
   std::uint64_t hash = 0;
   for (const TokenId token : tokens) hash = MixBits(hash ^ static_cast<std::uint64_t>(token));
-  if (constrained) count = 1 + static_cast<std::uint32_t>(hash >> 16) % count;
+  if (constrained) {
+    const bool dead_end = (hash >> 48) % 8 == 0;
+    count = dead_end ? 0 : 1 + static_cast<std::uint32_t>(hash >> 16) % count;
+  }
   std::vector<TopLogprob> candidates;
   for (std::uint32_t i = 0; i < count; ++i) {
     const auto token = static_cast<TokenId>((hash + 7 * i) % kSimVocab);  // 7 and 40 are coprime
@@ -112,6 +115,7 @@ SimClient::SimClient(TokenizedRequest request)
   }
   if (request_.beam.has_value() && request_.stop.max_tokens > 0) {
     beams_ = SearchAlone(request_);
+    no_answer_ = beams_.empty();
     // Under a constraint there may be fewer answers. Those that are missing are empty.
     beams_.resize(std::max(beams_.size(), sequences_.size()));
   }
@@ -249,6 +253,7 @@ absl::Status SimClient::CheckBeamEnd(const SequenceEnd& event) const {
   if (event.reason != FinishReason::kStop && event.reason != FinishReason::kLength) {
     return event.output_tokens == 0 ? absl::OkStatus() : Wrong("tokens of a search not ended");
   }
+  if (no_answer_) return Wrong("the end of a search that has no answer");
   const SimBeam& best = beams_[event.sequence.value()];
   if (event.output_tokens != best.tokens.size() || event.score != best.score ||
       best.stopped != (event.reason == FinishReason::kStop)) {
@@ -306,8 +311,9 @@ absl::Status SimClient::On(const RequestEnd& event) {
     kept += sequence.kept;
     if (*sequence.reason == FinishReason::kDeadline) wanted = absl::StatusCode::kDeadlineExceeded;
     if (*sequence.reason == FinishReason::kError) {
-      wanted = MayBeFailed() && absl::IsInternal(event.status)
-                   ? absl::StatusCode::kInternal
+      wanted = MayBeFailed() && absl::IsInternal(event.status) ? absl::StatusCode::kInternal
+               : no_answer_ && absl::IsInvalidArgument(event.status)
+                   ? absl::StatusCode::kInvalidArgument
                    : absl::StatusCode::kResourceExhausted;
     }
   }

@@ -108,6 +108,7 @@ class SimClient {
   const TokenizedRequest request_;
   std::vector<Sequence> sequences_;
   std::vector<SimBeam> beams_;  // the answer of a beam search
+  bool no_answer_ = false;      // all beams of the search come to a dead end
   std::int64_t now_ns_ = 0;
   bool accepted_ = false;
   std::uint32_t prompt_next_ = 1;

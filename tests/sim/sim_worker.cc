@@ -397,6 +397,7 @@ absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,
   if (rows.candidates > 0 && !MaskIsLate(rows, 0)) {
     output.candidates = SimCandidates(view.tokens.first(end), rows.candidates,
                                       static_cast<bool>(rows.sampling->constraint));
+    if (output.candidates.empty()) output.refused = "a dead end";
   }
   std::uint32_t index = rows.first_position + 1;
   for (const TokenId token : rows.prompt_targets) {

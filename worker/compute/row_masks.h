@@ -16,12 +16,13 @@ struct RowMask {
     kLate,     // it is not there yet; the row runs again in a later step
     kRefused,  // it will never be there, so the sequence ends
     kNoRoom,   // the same, but there may be room for the constraint later
+    kNoToken,  // no token may come next; a beam then has no candidates, and others end
   };
   State state = State::kLate;
   // kReady: token t is allowed if bit t % 32 of word t / 32 is set. Tokens beyond it are not. It is
   // valid as long as the RowMasks.
   absl::Span<const std::uint32_t> allowed;
-  // kRefused, kNoRoom: why, at most SequenceResult::kMaxReason bytes.
+  // kRefused, kNoRoom, kNoToken: why, at most SequenceResult::kMaxReason bytes.
   std::string reason;
 };
 

@@ -187,8 +187,10 @@ void StepOutputs::TakeRow(int request, absl::Span<const float> logits) {
       return;
     }
     if (mask.state != RowMask::State::kReady) {
-      wanted.state = mask.state == RowMask::State::kNoRoom ? Request::State::kNoRoom
-                                                           : Request::State::kRefused;
+      const bool chooses = wanted.kind == Request::Kind::kCandidates;
+      wanted.state = mask.state == RowMask::State::kNoRoom               ? Request::State::kNoRoom
+                     : mask.state == RowMask::State::kNoToken && chooses ? Request::State::kNoToken
+                                                                         : Request::State::kRefused;
       refusals_[request] = std::move(mask.reason);
       return;
     }
@@ -274,10 +276,13 @@ bool StepOutputs::ReadFullRow(Request& request, absl::Span<const std::byte>& met
                  ? GetEntries(metadata, request.top, output.candidates)
                  : GetToken(metadata, output.sampled[request.at]);
     }
+    case Request::State::kNoToken:
     case Request::State::kRefused:
     case Request::State::kNoRoom: {
       std::string reason;
-      if (!request.is_masked || !GetText(metadata, reason)) return false;
+      const bool may_be =
+          request.state != Request::State::kNoToken || request.kind == Request::Kind::kCandidates;
+      if (!request.is_masked || !may_be || !GetText(metadata, reason)) return false;
       Refuse(request, std::move(reason));
       return true;
     }
@@ -332,7 +337,8 @@ absl::Span<const ItemOutput> StepOutputs::Finish() {
       if (request.at >= output.sampled.size()) continue;
       output.sampled.resize(request.at);
     }
-    output.failed |= request.state != Request::State::kLate;
+    output.failed |=
+        request.state != Request::State::kLate && request.state != Request::State::kNoToken;
   }
   return outputs_;
 }

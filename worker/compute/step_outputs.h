@@ -78,6 +78,7 @@ class StepOutputs final : public RowReceiver {
       kLate,     // the mask of the constraint was late
       kRefused,  // the constraint ends the sequence
       kNoRoom,   // the same, but a later try may succeed
+      kNoToken,  // there are no candidates, since the constraint allows no token
     };
     std::uint32_t at = 0;  // index among the prompt targets or the samples
     State state = State::kDone;
@@ -94,10 +95,12 @@ class StepOutputs final : public RowReceiver {
   // does not fit the request.
   bool ReadPartial(std::size_t i, std::uint32_t rank, absl::Span<const std::byte>& metadata);
   bool ReadFullRow(Request& request, absl::Span<const std::byte>& metadata);
-  // Keeps why the constraint of an item ends it: the reason of its first row that is refused.
+  // Keeps why the constraint of an item ends it, or leaves no candidates: the reason of its first
+  // row that is refused.
   void Refuse(const Request& request, std::string reason);
   static bool IsRefused(const Request& request) {
-    return request.state == Request::State::kRefused || request.state == Request::State::kNoRoom;
+    return request.state == Request::State::kRefused || request.state == Request::State::kNoRoom ||
+           request.state == Request::State::kNoToken;
   }
 
   const VocabularyShards& vocabulary_;

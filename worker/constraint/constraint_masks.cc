@@ -205,8 +205,8 @@ void ConstraintMasks::ComputeItem(StepMasks& step, std::size_t i,
   }
   const absl::Span<const std::uint32_t> mask = (*place)->Mask();
   if (mask.empty()) {
-    step.Refuse(i, absl::FailedPreconditionError(
-                       "The grammar allows no token of the vocabulary here, and no end"));
+    step.Refuse(
+        i, absl::NotFoundError("The grammar allows no token of the vocabulary here, and no end"));
     return;
   }
   std::ranges::copy(mask, step.Row(i, 0).begin());

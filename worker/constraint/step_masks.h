@@ -31,7 +31,7 @@ struct MaskOutcome {
   // with 0 behind its last token. It lives as long as the StepMasks.
   absl::Span<const std::uint32_t> allowed;
   // kRefused: one sentence of at most 160 bytes for the client. RESOURCE_EXHAUSTED: a later try may
-  // succeed; with other codes the constraint is at fault.
+  // succeed; with other codes the constraint is at fault. NOT_FOUND: it allows no next token.
   absl::Status refusal;
 };
 

@@ -702,6 +702,7 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
       if (!outputs[i].prompt.empty()) entry.prompt_first = rows.first_position + 1;
       entry.prompt = outputs[i].prompt;
       entry.candidates = outputs[i].candidates;
+      if (rows.candidates > 0) entry.refused = outputs[i].refused;
     }
     // A sequence that failed in an earlier chunk takes no token from a later one.
     const bool goes_on = !sequence.finished;
@@ -709,8 +710,9 @@ absl::StatusOr<StepResult> GroupState::Complete(Step step, absl::Span<const Item
     // K and V of wrong draft tokens are not part of the sequence, nor are those of a row
     // whose mask was late. The next rows overwrite them.
     const auto tokens = static_cast<std::uint32_t>(entry.tokens.size());
-    const bool is_late = goes_on && ((rows.samples && tokens == 0) ||
-                                     (rows.candidates > 0 && entry.candidates.empty()));
+    const bool no_candidates = entry.candidates.empty() && entry.refused.empty();
+    const bool is_late =
+        goes_on && ((rows.samples && tokens == 0) || (rows.candidates > 0 && no_candidates));
     const std::uint32_t wrong = rows.drafts - (std::max(tokens, 1u) - 1) + (is_late ? 1 : 0);
     sequence.length -= wrong;
     entry.length = rows.first_position + rows.row_count - wrong;

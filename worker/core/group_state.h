@@ -116,15 +116,17 @@ struct ItemOutput {
   std::vector<SampledToken> sampled;
   // One per entry of prompt_targets, unless the item failed.
   std::vector<SampledToken> prompt;
-  // At least one, and at most as many as the item asks for, unless the item failed. None if the
-  // mask of its constraint was late: the sequence then does not have the position of its last row.
+  // At least one, and at most as many as the item asks for, unless the item failed. None if its
+  // constraint allows no token, which `refused` says, or if the mask was late: the sequence then
+  // does not have the position of its last row.
   std::vector<TopLogprob> candidates;
   // The item's logits were unusable (NaN). This sequence alone ends, with
   // FinishReason::kError. If only the logits of a draft token's row were unusable, the
   // sequence goes on from the tokens before that row. It ends when a row without a draft
   // token fails.
   bool failed = false;
-  // Why the item failed, if its constraint is the reason; SequenceResult::refused.
+  // Why the item failed or has no candidates, if its constraint is the reason;
+  // SequenceResult::refused.
   std::string refused;
   bool is_overload = false;  // SequenceResult::is_overload
 };

@@ -26,10 +26,11 @@ bool HasOnlyConstrainedTokens(const Batch& batch) {
 }
 
 RowMask Refused(const absl::Status& why) {
-  return {
-      .state = absl::IsResourceExhausted(why) ? RowMask::State::kNoRoom : RowMask::State::kRefused,
-      .allowed = {},
-      .reason = std::string(why.message().substr(0, SequenceResult::kMaxReason))};
+  return {.state = absl::IsResourceExhausted(why) ? RowMask::State::kNoRoom
+                   : absl::IsNotFound(why)        ? RowMask::State::kNoToken
+                                                  : RowMask::State::kRefused,
+          .allowed = {},
+          .reason = std::string(why.message().substr(0, SequenceResult::kMaxReason))};
 }
 
 // The same for every row.

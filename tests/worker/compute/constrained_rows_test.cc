@@ -288,6 +288,40 @@ TEST_F(ConstrainedRows, BeamsTakeCandidatesUnderTheMask) {
   EXPECT_FALSE(late[1].failed);
 }
 
+// The first constrained sequence is a beam. The other one samples, so it ends.
+TEST_F(ConstrainedRows, ABeamAfterWhichNoTokenMayComeHasNoCandidates) {
+  batch_.items[1].samples = false;
+  batch_.items[1].candidates = 4;
+  masks_->masks = {{{0, 0}, Refused("nothing", RowMask::State::kNoToken)},
+                   {{1, 0}, Refused("nothing", RowMask::State::kNoToken)}};
+  const auto expect = [](absl::Span<const ItemOutput> outputs) {
+    EXPECT_THAT(outputs[1].candidates, IsEmpty());
+    EXPECT_FALSE(outputs[1].failed);
+    EXPECT_EQ(outputs[1].refused, "nothing");
+    EXPECT_TRUE(outputs[3].failed);
+    EXPECT_THAT(TokensOf(outputs[3]), IsEmpty());
+    EXPECT_EQ(outputs[3].refused, "nothing");
+  };
+  expect(Draw(0, 1)->Finish());
+  // Rank 1 of 2 draws the first rows of both.
+  std::vector<std::unique_ptr<StepOutputs>> ranks;
+  std::vector<std::vector<std::byte>> metadata(2);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.push_back(Draw(rank, 2));
+    ranks[rank]->Write(rank, 2, metadata[rank]);
+  }
+  for (const auto& outputs : ranks) {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(outputs->Read(rank, 2, metadata[rank]).ok());
+    }
+    expect(outputs->Finish());
+  }
+  // No row of a sequence that samples says so.
+  batch_.items[1].samples = true;
+  batch_.items[1].candidates = 0;
+  EXPECT_FALSE(Draw(0, 2)->Read(1, 2, metadata[1]).ok());
+}
+
 // Request 1 is of the first constrained sequence, and 3 to 5 are of the second one.
 TEST_F(ConstrainedRows, RanksTellEachOther) {
   const std::string reason(500, 'x');  // more than travels

@@ -148,10 +148,15 @@ TEST_F(ConstraintMasksTest, RefusesAnswersThatDoNotFollow) {
   const Constraint nothing{Constraint::Kind::kJsonSchema, R"({"$ref":"#"})"};
   EXPECT_EQ(AllowedAfter(1, nothing, ""),
             "The grammar allows no token of the vocabulary here, and no end");
-  const std::shared_ptr<StepMasks> step = masks_->Begin({Item(2, Regex("("), "")});
-  const MaskOutcome outcome = Wait(*step, 0);
-  EXPECT_EQ(outcome.state, State::kRefused);
-  EXPECT_EQ(outcome.refusal.code(), absl::StatusCode::kInvalidArgument);
+  const std::shared_ptr<StepMasks> step =
+      masks_->Begin({Item(1, nothing, ""), Item(2, Regex("("), ""), Item(3, ab_, "ax")});
+  const absl::StatusCode codes[] = {absl::StatusCode::kNotFound, absl::StatusCode::kInvalidArgument,
+                                    absl::StatusCode::kFailedPrecondition};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const MaskOutcome outcome = Wait(*step, i);
+    EXPECT_EQ(outcome.state, State::kRefused);
+    EXPECT_EQ(outcome.refusal.code(), codes[i]);
+  }
 }
 
 TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {

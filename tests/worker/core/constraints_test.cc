@@ -137,6 +137,31 @@ TEST_F(ConstraintTest, ABeamWhoseMaskIsLateHasOnePositionLess) {
   }
 }
 
+// It keeps its last position, and it goes on if that is asked of it.
+TEST_F(ConstraintTest, ABeamAfterWhichNoTokenMayComeDoesNotEnd) {
+  OpenSequence open = Opened(kA, {1, 2, 3});
+  open.sampling.constraint = {.kind = Constraint::Kind::kRegex, .text = "[a-z]+"};
+  open.is_beam = true;
+  plans_.Add(open);
+  plans_.Grant(kA, {3, 4});
+  flotilla::Run run = Prefill(kA, 3, false);
+  run.candidates = 4;
+  plans_.Add(run);
+  absl::StatusOr<StepResult> result = state_.Complete(Apply().step, {{.refused = "nothing"}});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->sequences[0].length, 3u);
+  EXPECT_THAT(result->sequences[0].candidates, IsEmpty());
+  EXPECT_EQ(result->sequences[0].refused, "nothing");
+  EXPECT_EQ(result->sequences[0].finished, std::nullopt);
+  run = Prefill(kA, 1, false);
+  run.append = {7};
+  run.candidates = 4;
+  plans_.Add(run);
+  result = state_.Complete(Apply().step, {{.candidates = {{.token = 7, .logprob = -1}}}});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->sequences[0].length, 4u);
+}
+
 TEST_F(ConstraintTest, ARefusalMayBeForLackOfRoom) {
   const Batch batch = Start();
   const absl::StatusOr<StepResult> result =
