@@ -35,20 +35,24 @@ ConstraintMasks::~ConstraintMasks() {
   if (thread.joinable()) thread.join();
 }
 
-ConstraintMasks::Known& ConstraintMasks::Find(SequenceHandle sequence,
-                                              const Constraint& constraint) {
+ConstraintMasks::Known& ConstraintMasks::Find(SequenceHandle sequence, const Constraint& constraint,
+                                              std::size_t outputs) {
   Known& known = known_[sequence];
   const bool is_same = known.entry != nullptr && known.entry->constraint == constraint &&
                        compiler_->IsUsable(*known.entry) && !known.lateness->is_over;
   if (!is_same) {
     known = {.entry = compiler_->Get(constraint), .lateness = std::make_shared<MaskLateness>()};
+  } else if (outputs < known.outputs) {
+    known.lateness = std::make_shared<MaskLateness>();
   }
+  known.outputs = outputs;
   known.step = step_;
   return known;
 }
 
-bool ConstraintMasks::Prepare(SequenceHandle sequence, const Constraint& constraint) {
-  return !compiler_->IsDone(*Find(sequence, constraint).entry);
+bool ConstraintMasks::Prepare(SequenceHandle sequence, const Constraint& constraint,
+                              std::size_t outputs) {
+  return !compiler_->IsDone(*Find(sequence, constraint, outputs).entry);
 }
 
 std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> items) {
@@ -63,10 +67,7 @@ std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> ite
   held.reserve(items.size());
   progress.reserve(items.size());
   for (const MaskItem& item : items) {
-    Known& known = Find(item.sequence, *item.constraint);
-    // A handle whose answer has become shorter has another owner.
-    if (item.outputs.size() < known.outputs) known.lateness = std::make_shared<MaskLateness>();
-    known.outputs = item.outputs.size();
+    const Known& known = Find(item.sequence, *item.constraint, item.outputs.size());
     progress.push_back({.compiling = !compiler_->IsDone(*known.entry)});
     held.push_back({.sequence = item.sequence,
                     .entry = known.entry,
@@ -91,7 +92,7 @@ std::vector<std::size_t> ConstraintMasks::CheckDrafts(absl::Span<const MaskItem>
                                                       absl::Duration patience) {
   auto check = std::make_shared<DraftCheck>();
   for (const MaskItem& item : items) {
-    const Known& known = Find(item.sequence, *item.constraint);
+    const Known& known = Find(item.sequence, *item.constraint, item.outputs.size());
     check->items.push_back({.sequence = item.sequence,
                             .entry = known.entry,
                             .outputs = {item.outputs.begin(), item.outputs.end()},

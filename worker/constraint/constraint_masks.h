@@ -72,13 +72,14 @@ class ConstraintMasks {
   std::vector<std::size_t> CheckDrafts(absl::Span<const MaskItem> items, absl::Duration patience)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Has the grammar of a sequence compiled, which a later Begin may need. Returns whether it is
-  // being compiled. The thread of Begin calls it.
-  bool Prepare(SequenceHandle sequence, const Constraint& constraint);
+  // Has the grammar of a sequence with so many output tokens compiled, which a later Begin may
+  // need. Returns whether it is being compiled. The thread of Begin calls it.
+  bool Prepare(SequenceHandle sequence, const Constraint& constraint, std::size_t outputs);
 
  private:
   // What Begin remembers of a sequence: its grammar, which stays as long as it needs it, and whose
-  // time its late masks cost.
+  // time its late masks cost. `outputs` is what the last call of any kind said, since the handle
+  // has another owner when the answer becomes shorter.
   struct Known {
     std::shared_ptr<const GrammarCompiler::Entry> entry;
     std::size_t outputs = 0;
@@ -101,7 +102,7 @@ class ConstraintMasks {
 
   explicit ConstraintMasks(ConstraintMasksOptions options,
                            std::shared_ptr<const GrammarVocabulary> vocabulary);
-  Known& Find(SequenceHandle sequence, const Constraint& constraint);
+  Known& Find(SequenceHandle sequence, const Constraint& constraint, std::size_t outputs);
 
   void Loop();
   bool HasWorkOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -117,7 +118,7 @@ class ConstraintMasks {
   const std::shared_ptr<const GrammarVocabulary> vocabulary_;
   const std::shared_ptr<MaskCulprit> culprit_ = std::make_shared<MaskCulprit>();
 
-  // Only Begin uses these.
+  // Only the thread of Begin uses these.
   absl::flat_hash_map<SequenceHandle, Known> known_;
   std::uint64_t step_ = 0;
 

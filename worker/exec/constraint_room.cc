@@ -111,7 +111,7 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
     const BatchItem& item = batch.items[i];
     if (!item.is_constrained()) continue;
     if (wanted.size() == items.size() || items[wanted.size()] != i) {
-      all_compile &= masks->Prepare(item.sequence, item.sampling->constraint);
+      all_compile &= masks->Prepare(item.sequence, item.sampling->constraint, item.output_index);
       continue;
     }
     const std::size_t first_draft = item.row_begin + item.row_count - item.drafts;

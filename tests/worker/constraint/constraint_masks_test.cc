@@ -181,7 +181,7 @@ TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
 
 TEST_F(ConstraintMasksTest, AGrammarMayBePrepared) {
   Start();
-  masks_->Prepare(SequenceHandle(0), ab_);
+  masks_->Prepare(SequenceHandle(0), ab_, 0);
   const auto ready = [&] {
     return masks_->Begin({Item(0, ab_, "")})->Wait(0, 0, kLong).state == State::kReady;
   };
@@ -213,6 +213,35 @@ TEST_F(ConstraintMasksTest, RefusesASequenceWhoseMasksAreLateTooOften) {
   EXPECT_LE(late, 1000);  // the first waits may come before the thread begins
   // Others are served again when the thread is free, and have paid nothing.
   EXPECT_EQ(AllowedAfter(1, ab_, "ab"), "ac$");
+}
+
+// Each of two owners may wait in vain 24 times for 20 ms, but not one of them 48 times. The second
+// one is first seen by another call than Begin.
+TEST_F(ConstraintMasksTest, LatenessDoesNotPassToTheNextOwnerOfAHandle) {
+  const SharedClock clock(absl::Milliseconds(20));  // stands for the time that waits take
+  const Constraint hostile{Constraint::Kind::kGrammar,
+                           "root ::= root root root | root root | [a-z]"};
+  for (const bool drafts : {false, true}) {
+    ConstraintMasksOptions options{.vocabulary = SmallVocabulary(), .clock = &clock};
+    options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
+    options.compiler.patience = absl::Hours(10);
+    masks_ = *ConstraintMasks::Create(options);
+    ASSERT_FALSE(AllowedAfter(0, hostile, "a").empty());
+    const auto wait = [&](const std::string& answer) {
+      for (int i = 0; i < 24; ++i) {
+        const std::shared_ptr<StepMasks> step = masks_->Begin({Item(0, hostile, answer)});
+        const MaskOutcome outcome = step->Wait(0, 0, absl::Milliseconds(1));
+        ASSERT_NE(outcome.state, State::kRefused) << outcome.refusal;
+      }
+    };
+    wait(std::string(160, 'a'));  // a quarter of a second
+    if (drafts) {
+      masks_->CheckDrafts({Item(0, hostile, "", "b")}, absl::ZeroDuration());
+    } else {
+      masks_->Prepare(SequenceHandle(0), hostile, 0);
+    }
+    wait(std::string(161, 'b'));
+  }
 }
 
 TEST_F(ConstraintMasksTest, ManySequencesOfOneGrammar) {
