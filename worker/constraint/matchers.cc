@@ -73,9 +73,25 @@ Matchers::Place& Matchers::Find(SequenceHandle sequence,
   return *places_.emplace(sequence, std::move(made)).first->second;
 }
 
+absl::Status Matchers::FindRefusal(SequenceHandle sequence, const Grammar& grammar,
+                                   absl::Span<const TokenId> outputs) {
+  const auto found = refusals_.find(sequence);
+  if (found == refusals_.end()) return absl::OkStatus();
+  Refusal& refusal = found->second;
+  const std::size_t count = refusal.tokens.size();
+  if (refusal.grammar.get() == &grammar && count <= outputs.size() &&
+      outputs.first(count) == absl::MakeConstSpan(refusal.tokens)) {
+    refusal.used = step_;
+    return refusal.why;
+  }
+  refusals_.erase(found);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Matchers::Place*> Matchers::MoveTo(SequenceHandle sequence,
                                                   const std::shared_ptr<const Grammar>& grammar,
                                                   absl::Span<const TokenId> outputs) {
+  if (absl::Status why = FindRefusal(sequence, *grammar, outputs); !why.ok()) return why;
   Place& place = Find(sequence, grammar, outputs);
   place.used_ = step_;
   bool fits = true, follows = true;
@@ -92,14 +108,19 @@ absl::StatusOr<Matchers::Place*> Matchers::MoveTo(SequenceHandle sequence,
   if (follows && fits) return &place;
   const std::size_t length = place.tokens_.size();
   Drop(places_.find(sequence));
-  if (is_large) {
-    return absl::OutOfRangeError(
-        absl::StrCat("The grammar takes too much memory after ", length, " tokens"));
-  }
-  if (!fits)
+  if (!fits && !is_large) {
     return absl::ResourceExhaustedError("The grammars of all answers take too much memory");
-  return absl::FailedPreconditionError(absl::StrCat("The grammar does not allow token ", length,
-                                                    " of the answer, ", outputs[length]));
+  }
+  absl::Status why =
+      is_large
+          ? absl::OutOfRangeError(
+                absl::StrCat("The grammar takes too much memory after ", length, " tokens"))
+          : absl::FailedPreconditionError(absl::StrCat("The grammar does not allow token ", length,
+                                                       " of the answer, ", outputs[length]));
+  const absl::Span<const TokenId> tokens = outputs.first(is_large ? length : length + 1);
+  refusals_[sequence] = {
+      .grammar = grammar, .tokens = {tokens.begin(), tokens.end()}, .why = why, .used = step_};
+  return why;
 }
 
 void Matchers::Drop(Places::iterator place) {
@@ -119,6 +140,8 @@ void Matchers::NextStep() {
     const auto place = at++;
     if (place->second->used_ + limits_.idle_steps < step_) Drop(place);
   }
+  absl::erase_if(refusals_,
+                 [&](const auto& entry) { return entry.second.used + limits_.idle_steps < step_; });
 }
 
 }  // namespace flotilla::worker

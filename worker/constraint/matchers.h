@@ -2,7 +2,8 @@
 //
 // A sequence that goes on needs one step of its matcher. One that was preempted, replayed or
 // forked, or whose handle has a new owner, gets a copy of the matcher that has most in common with
-// it. The thread that computes masks owns this.
+// it. What a matcher was refused for is remembered, since the draft tokens of a step ask for it
+// first, and a step whose masks were late asks again. The thread that computes masks owns this.
 #pragma once
 
 #include <cstddef>
@@ -76,16 +77,27 @@ class Matchers {
 
  private:
   using Places = absl::flat_hash_map<SequenceHandle, std::unique_ptr<Place>>;
+  // Tokens that no matcher of a grammar can accept, or not without taking too much memory.
+  struct Refusal {
+    std::shared_ptr<const Grammar> grammar;
+    std::vector<TokenId> tokens;
+    absl::Status why;
+    std::uint64_t used = 0;  // the last step
+  };
 
   // Makes the place that goes on from the matcher with the most in common.
   Place& Find(SequenceHandle sequence, const std::shared_ptr<const Grammar>& grammar,
               absl::Span<const TokenId> outputs);
+  // Why the outputs were refused before; OK: they were not, or something else was.
+  absl::Status FindRefusal(SequenceHandle sequence, const Grammar& grammar,
+                           absl::Span<const TokenId> outputs);
   void Drop(Places::iterator place);
   void DropOldest();
 
   const MatcherLimits limits_;
   std::uint64_t step_ = 0;
   Places places_;
+  absl::flat_hash_map<SequenceHandle, Refusal> refusals_;
   std::size_t bytes_ = 0;
 };
 

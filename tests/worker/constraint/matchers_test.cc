@@ -102,6 +102,43 @@ TEST_F(MatchersTest, RefusesAMatcherThatGrowsTooLarge) {
   EXPECT_EQ(matchers.bytes(), 0u);
 }
 
+// There is room for one matcher, so that one which is made again is seen: it drops the other.
+TEST_F(MatchersTest, ARefusedMatcherIsNotMadeAgain) {
+  Matchers matchers({.count = 1, .idle_steps = 100, .bytes_each = 1 << 20});
+  const std::shared_ptr<const Grammar> square = Compile("root ::= \"a\" root \"a\" | \"a\"");
+  const auto other_stays = [&] {
+    const bool stays = matchers.Missing(SequenceHandle(1), *lists_, Bytes("[")) == 0;
+    Mask(matchers, 1, lists_, "[");
+    return stays;
+  };
+  const auto move = [&](const std::string& text) {
+    return matchers.MoveTo(SequenceHandle(0), square, Bytes(text)).status();
+  };
+  const absl::Status too_large = move(std::string(5000, 'a'));
+  EXPECT_EQ(too_large.code(), absl::StatusCode::kOutOfRange) << too_large;
+  other_stays();
+  EXPECT_EQ(move(std::string(5000, 'a')), too_large);
+  EXPECT_EQ(move(std::string(6000, 'a')), too_large);
+  EXPECT_TRUE(other_stays());
+  // The next owner of the handle has less or something else.
+  EXPECT_EQ(move("aaa"), absl::OkStatus());
+  EXPECT_FALSE(other_stays());
+  const absl::Status forbidden = move("aab");
+  EXPECT_EQ(forbidden.code(), absl::StatusCode::kFailedPrecondition) << forbidden;
+  other_stays();
+  EXPECT_EQ(move("aabaa"), forbidden);
+  EXPECT_TRUE(other_stays());
+  EXPECT_EQ(matchers.MoveTo(SequenceHandle(0), lists_, Bytes("[")).status(), absl::OkStatus());
+  EXPECT_FALSE(other_stays());
+  // It is forgotten when nobody asks any more.
+  EXPECT_EQ(move("aab"), forbidden);
+  other_stays();
+  for (int i = 0; i < 200; ++i) matchers.NextStep();
+  Mask(matchers, 1, lists_, "[");
+  EXPECT_EQ(move("aab"), forbidden);
+  EXPECT_FALSE(other_stays());
+}
+
 TEST_F(MatchersTest, TheLargestGoWhenAllTakeTooMuch) {
   Matchers matchers({.bytes = 1 << 20});
   const std::shared_ptr<const Grammar> square = Compile("root ::= \"a\" root \"a\" | \"a\"");
