@@ -66,9 +66,9 @@ class ConstraintMasks {
   std::shared_ptr<StepMasks> Begin(absl::Span<const MaskItem> items) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns for each item how many of its drafts, from the first on, the grammar allows after
-  // `outputs`. It waits for that for at most `patience`, which counts as a wait for masks; 0 where
-  // it is not known by then, since the masks of these rows would be late, too. The thread of Begin
-  // calls it.
+  // `outputs`. It waits for that for at most `patience`, which counts as a wait for nobody's masks;
+  // 0 where it is not known by then, since the masks of these rows would be late, too. The thread
+  // of Begin calls it.
   std::vector<std::size_t> CheckDrafts(absl::Span<const MaskItem> items, absl::Duration patience)
       ABSL_LOCKS_EXCLUDED(mu_);
 
