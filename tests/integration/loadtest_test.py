@@ -283,6 +283,23 @@ def test_the_real_server(server, tmp_path):
     assert one["finished"] == 1 and one["output_tokens"] == 4
 
 
+def test_a_server_counts_what_its_clients_see(server, tmp_path):
+    """Requests and tokens exactly, and TTFT within 5 %: server and clients are one machine."""
+    names = {"requests": "requests_total", "prompt": "prompt_tokens_sum", "output": "output_tokens_sum",
+             "answers": "time_to_first_token_seconds_count", "ttft": "time_to_first_token_seconds_sum"}
+
+    def counted():
+        return {key: server.metric("flotilla_router_" + name) for key, name in names.items()}
+
+    before = counted()
+    (one,) = run(server.url, tmp_path, "--concurrency", 4, "--requests", 24, "--prompt", 400, "--output", 8,
+                 model=MODEL)
+    more = {key: value - before[key] for key, value in counted().items()}
+    assert more["requests"] == more["answers"] == one["finished"] == 24
+    assert (more["prompt"], more["output"]) == (one["prompt_tokens"], one["output_tokens"])
+    assert more["ttft"] / 24 * 1000 == pytest.approx(one["ttft_ms"]["mean"], rel=0.05)
+
+
 def test_the_real_server_by_grpc(server, tmp_path):
     flags = ["--grpc", "--requests", 4, "--concurrency", 2, "--prompt", 20, "--output", 8]
     (one,) = run(server.grpc_address, tmp_path, *flags, "--turns", 2, model=MODEL)

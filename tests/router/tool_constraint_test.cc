@@ -2,8 +2,12 @@
 #include "router/core/tools/tool_constraint.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -137,6 +141,30 @@ TEST(ToolConstraint, IsWhatTheParserReads) {
                                                 {Kind::kCall, "now", 1},
                                                 {Kind::kArguments, R"({"a": 5})", 1}}))
         << format.name << ": " << text;
+  }
+}
+
+// For tests/golden/make/record_outputs.py: the tag of each format for the tools of a file.
+TEST(ToolConstraint, DISABLED_Prints) {
+  const char* path = std::getenv("FLOTILLA_TOOLS");
+  ASSERT_NE(path, nullptr);
+  std::ifstream file(path);
+  const json tools = json::parse(file);
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const auto& [name, parameters] : tools.items()) texts.emplace_back(name, parameters.dump());
+  std::vector<CallableTool> callable;
+  for (const auto& [name, parameters] : texts) callable.push_back({name, parameters});
+  for (const ToolFormat& format : ToolFormats()) {
+    const bool has_channel = format.shape == ToolFormat::Shape::kChannels;
+    for (const ReasoningFormat* reasoning : {static_cast<const ReasoningFormat*>(nullptr),
+                                             &Reasoning(has_channel ? "openai" : "think")}) {
+      const std::string tag =
+          ToolConstraint(format, callable, {.several = true, .reasoning = reasoning});
+      std::cout << json({{"format", format.name},
+                         {"reasoning", reasoning == nullptr ? "" : reasoning->name},
+                         {"tag", json::parse(tag)}})
+                << std::endl;
+    }
   }
 }
 
