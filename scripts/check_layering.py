@@ -97,7 +97,7 @@ FOLDERS = {
                                           "common/types"), libs=("absl",), pure=True),
     # Grammars of structured output.
     "worker/constraint": Folder(may=("worker/group", "model") + COMMON,
-                                libs=("absl", "system", "xgrammar")),
+                                libs=("absl", "json", "system", "xgrammar")),
     "worker/exec": Folder(may=("worker/core", "worker/comm", "worker/compute", "worker/constraint",
                                "worker/device", "worker/group", "model", "kernels", "proto/codec") + COMMON,
                           libs=("absl", "mpi", "xxhash", "system")),

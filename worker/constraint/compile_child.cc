@@ -15,6 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/rt/allocator.h"
 #include "common/rt/frames.h"
 #include "common/rt/unique_fd.h"
 #include "worker/constraint/compile_messages.h"
@@ -88,6 +89,8 @@ absl::Status RunCompileChild() {
   std::string answer;  // of the vocabulary
   while (true) {
     if (absl::Status status = WriteAll(socket->get(), Frame(answer)); !status.ok()) return status;
+    answer = {};
+    ReturnFreeMemory();  // a compile may have taken all that the limit allows
     const absl::StatusOr<std::string> next = Read(socket->get());
     if (absl::IsUnavailable(next.status())) return absl::OkStatus();
     if (!next.ok()) return next.status();

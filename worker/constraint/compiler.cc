@@ -3,11 +3,14 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/rt/allocator.h"
 
 namespace flotilla::worker {
 namespace {
 
 constexpr std::size_t kEntryBytes = 512;  // an entry with its places in list and map
+// A compiled text from which on what reading it took is given back to the system.
+constexpr std::size_t kLargeText = 1 << 20;
 
 // A message of at most 160 bytes.
 absl::Status Refusal(absl::StatusCode code, absl::string_view reason) {
@@ -123,6 +126,8 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const En
   if (compiled.ok()) {
     absl::StatusOr<std::shared_ptr<const Grammar>> grammar =
         Grammar::Read(*compiled, entry.constraint, grammars_);
+    // Reading takes about ten times the text.
+    if (compiled->size() >= kLargeText) ReturnFreeMemory();
     if (grammar.ok()) return grammar;
     why = grammar.status();
   }

@@ -8,14 +8,13 @@
 #include <xgrammar/tokenizer_info.h>
 
 #include <algorithm>
-#include <charconv>
 #include <exception>
 #include <iostream>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -23,11 +22,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/obs/printable.h"
+#include "nlohmann/json.hpp"
 
 namespace flotilla::worker {
 namespace {
 
-constexpr char kEngine[] = "xgrammar 0.2.8";  // as scripts/fetch_xgrammar
+// As scripts/fetch_xgrammar, and what we add to the masks.
+constexpr char kEngine[] = "xgrammar 0.2.8, control tokens";
 constexpr std::size_t kMostMessageBytes = 200;
 // How deep constraints may be nested. XGrammar's own limit of 10000 is for a larger stack than that
 // of a process.
@@ -104,20 +105,35 @@ bool HasLimitedRule(const std::string& rules) {
   return false;
 }
 
-// The tokens that a structural tag names. Routers write it, so it has no white space, and no string
-// in it has these quotes.
+// Adds the tokens that a format of a structural tag names. Schemas and grammars in it name none.
+void AddNamedTokens(const nlohmann::json& format, int depth, std::vector<TokenId>& tokens) {
+  if (depth > kMostDepth) return;
+  if (format.is_array()) {
+    for (const nlohmann::json& each : format) AddNamedTokens(each, depth + 1, tokens);
+    return;
+  }
+  if (!format.is_object()) return;
+  if (format.value("type", nlohmann::json()) == "token") {
+    const auto token = format.find("token");
+    if (token != format.end() && token->is_number_integer()) tokens.push_back(*token);
+  }
+  for (const char* part : {"elements", "content", "tags", "begin", "end"}) {
+    if (const auto found = format.find(part); found != format.end()) {
+      AddNamedTokens(*found, depth + 1, tokens);
+    }
+  }
+}
+
 std::vector<TokenId> NamedTokens(const Constraint& constraint) {
-  constexpr std::string_view kFormat = R"({"type":"token","token":)";
   std::vector<TokenId> tokens;
   if (constraint.kind != Constraint::Kind::kStructuralTag) return tokens;
-  const std::string_view text = constraint.text;
-  for (std::size_t at = text.find(kFormat); at != text.npos; at = text.find(kFormat, at)) {
-    at += kFormat.size();
-    TokenId token = 0;
-    const auto read = std::from_chars(text.data() + at, text.data() + text.size(), token);
-    if (read.ec == std::errc()) tokens.push_back(token);
-  }
+  const auto tag = nlohmann::json::parse(constraint.text, nullptr, /*allow_exceptions=*/false);
+  if (tag.is_object() && tag.contains("format")) AddNamedTokens(tag["format"], 0, tokens);
   return tokens;
+}
+
+bool HasBit(absl::Span<const std::uint32_t> mask, TokenId token) {
+  return (mask[token / 32] >> token % 32 & 1) != 0;
 }
 
 }  // namespace
@@ -182,12 +198,10 @@ absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
             "max_tokens, max_chars and temperature of a rule are not supported");
       }
     }
-    if (grammar.MemorySizeBytes() > most_bytes) {
-      return absl::ResourceExhaustedError(absl::StrCat("it is compiled to ",
-                                                       grammar.MemorySizeBytes(), " bytes, but ",
-                                                       most_bytes, " are allowed"));
-    }
-    return grammar.SerializeJSON();
+    std::string text = grammar.SerializeJSON();
+    if (text.size() <= most_bytes) return text;
+    return absl::ResourceExhaustedError(absl::StrCat("it is compiled to ", text.size(),
+                                                     " bytes, but ", most_bytes, " are allowed"));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("it takes too much memory to compile");
   } catch (const std::exception& error) {
@@ -197,7 +211,12 @@ absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
 
 struct Grammar::Impl {
   xgrammar::CompiledGrammar compiled;
-  std::vector<std::uint32_t> usable;  // empty: that of the vocabulary
+  std::size_t bytes = 0;
+  // The control tokens that the constraint names, ascending.
+  std::vector<TokenId> named = {};
+  // A control token that it does not name; -1: there is none. XGrammar allows it where any byte may
+  // come, and there the named ones are no more than text, too.
+  TokenId other = -1;
 };
 
 Grammar::Grammar(std::unique_ptr<const Impl> impl,
@@ -211,15 +230,17 @@ absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
   try {
     auto read = xgrammar::CompiledGrammar::DeserializeJSON(compiled, vocabulary->impl_->info);
     if (const auto* grammar = std::get_if<xgrammar::CompiledGrammar>(&read)) {
-      std::vector<std::uint32_t> usable;
-      for (const TokenId token : NamedTokens(constraint)) {
-        if (!std::ranges::binary_search(vocabulary->impl_->controls, token)) continue;
-        if (usable.empty()) usable = vocabulary->impl_->usable;
-        usable[token / 32] |= 1u << token % 32;
+      // XGrammar's own MemorySizeBytes leaves out most of what many small rules take: it says 1.4
+      // MiB of a grammar that takes 23, and whose text has 24.
+      auto impl = std::make_unique<Impl>(Impl{.compiled = *grammar, .bytes = compiled.size()});
+      const std::vector<TokenId>& controls = vocabulary->impl_->controls;
+      std::vector<TokenId> named = NamedTokens(constraint);
+      std::ranges::sort(named);
+      std::ranges::set_intersection(named, controls, std::back_inserter(impl->named));
+      for (const TokenId control : controls) {
+        if (!std::ranges::binary_search(impl->named, control)) impl->other = control;
       }
-      return std::shared_ptr<const Grammar>(
-          new Grammar(std::unique_ptr<const Impl>(new Impl{*grammar, std::move(usable)}),
-                      std::move(vocabulary)));
+      return std::shared_ptr<const Grammar>(new Grammar(std::move(impl), std::move(vocabulary)));
     }
     return absl::InternalError(
         std::visit([](const auto& error) { return std::string(error.what()); },
@@ -229,13 +250,7 @@ absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
   }
 }
 
-std::size_t Grammar::bytes() const {
-  return impl_->compiled.MemorySizeBytes() + impl_->usable.size() * sizeof(std::uint32_t);
-}
-
-const std::vector<std::uint32_t>& Grammar::usable() const {
-  return impl_->usable.empty() ? vocabulary_->impl_->usable : impl_->usable;
-}
+std::size_t Grammar::bytes() const { return impl_->bytes; }
 
 struct GrammarMatcher::Impl {
   xgrammar::GrammarMatcher matcher;
@@ -252,8 +267,14 @@ GrammarMatcher& GrammarMatcher::operator=(GrammarMatcher&&) noexcept = default;
 GrammarMatcher::~GrammarMatcher() = default;
 
 bool GrammarMatcher::Accept(TokenId token) {
+  const GrammarVocabulary::Impl& vocabulary = *grammar_->vocabulary().impl_;
   if (token < 0 || static_cast<std::size_t>(token) >= grammar_->vocabulary().size()) return false;
-  if ((grammar_->usable()[token / 32] >> token % 32 & 1) == 0) return false;
+  if (!HasBit(vocabulary.usable, token)) {
+    // Whether a named token may come here depends on what else may.
+    if (!std::ranges::binary_search(grammar_->impl_->named, token)) return false;
+    std::vector<std::uint32_t> mask(grammar_->vocabulary().mask_words());
+    if (!Fill(absl::MakeSpan(mask)) || !HasBit(mask, token)) return false;
+  }
   if (impl_->matcher.IsTerminated()) {
     if (!grammar_->vocabulary().IsStop(token)) return false;
     ++impl_->more_stops;
@@ -292,9 +313,15 @@ bool GrammarMatcher::Fill(absl::Span<std::uint32_t> mask) {
   } catch (const std::exception&) {
     std::ranges::fill(mask, 0);
   }
-  const std::vector<std::uint32_t>& usable = grammar_->usable();
-  std::uint32_t any = 0;
-  for (std::size_t i = 0; i < mask.size(); ++i) any |= mask[i] &= usable[i];
+  const Grammar::Impl& grammar = *grammar_->impl_;
+  std::vector<TokenId> named;
+  if (grammar.other < 0 || !HasBit(mask, grammar.other)) {
+    std::ranges::copy_if(grammar.named, std::back_inserter(named),
+                         [mask](TokenId token) { return HasBit(mask, token); });
+  }
+  std::uint32_t any = named.empty() ? 0 : 1;
+  for (std::size_t i = 0; i < mask.size(); ++i) any |= mask[i] &= vocabulary.usable[i];
+  for (const TokenId token : named) mask[token / 32] |= 1u << token % 32;
   return any != 0;
 }
 

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -73,9 +72,6 @@ class Grammar {
   friend class GrammarMatcher;
   struct Impl;
   Grammar(std::unique_ptr<const Impl> impl, std::shared_ptr<const GrammarVocabulary> vocabulary);
-  // [mask_words] the tokens that it could allow: those with bytes, stops, and control tokens that
-  // the constraint names.
-  const std::vector<std::uint32_t>& usable() const;
   const std::unique_ptr<const Impl> impl_;
   const std::shared_ptr<const GrammarVocabulary> vocabulary_;
 };

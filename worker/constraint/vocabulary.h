@@ -14,7 +14,8 @@ namespace flotilla::worker {
 struct ConstraintVocabulary {
   // [vocabulary] the bytes of each token; empty for tokens that have none.
   std::vector<std::string> tokens;
-  // Control tokens, ascending, but for the stops. Only a structural tag that names one allows it.
+  // Control tokens, ascending, but for the stops. Only a structural tag that names one allows it,
+  // and not where it allows any text.
   std::vector<TokenId> controls = {};
   // The tokens that end an answer, ascending. They are allowed where a grammar is complete.
   std::vector<TokenId> stops;

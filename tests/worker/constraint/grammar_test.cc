@@ -1,6 +1,8 @@
 // Masks of grammars of each kind, against what the tokens' bytes and enumerated languages allow.
 #include "worker/constraint/grammar.h"
 
+#include <malloc.h>
+
 #include <random>
 #include <set>
 
@@ -123,17 +125,28 @@ TEST_F(GrammarTest, ControlTokensComeWhereTheyAreNamed) {
   ASSERT_TRUE(matcher.Accept('"'));
   EXPECT_FALSE(Has(Mask(matcher), kControl));
   EXPECT_FALSE(matcher.Accept(kControl));
-  // Text between tags, which XGrammar takes byte by byte.
+  // XGrammar takes the text between tags, and in front of an end that is a string, byte by byte.
   const std::string tags = R"("triggers":["<f"],"tags":[{"type":"tag","begin":"<f>","content":)"
-                           R"({"type":"regex","pattern":"a"},"end":"</f>"}]}})";
-  const auto text =
-      Compile(Kind::kStructuralTag,
-              R"({"type":"structural_tag","format":{"type":"triggered_tags",)" + tags);
-  ASSERT_NE(text, nullptr);
-  GrammarMatcher free(text);
-  EXPECT_TRUE(Has(Mask(free), 'a'));
-  EXPECT_FALSE(Has(Mask(free), kControl));
-  EXPECT_FALSE(free.Accept(kControl));
+                           R"({"type":"regex","pattern":"a"},"end":"</f>"}]})";
+  const std::string named = R"({"type":"token","token":256})";
+  for (const std::string& format :
+       {R"({"type":"triggered_tags",)" + tags,
+        R"({"type":"sequence","elements":[{"type":"tag","begin":"","content":{"type":"any_text"},)"
+        R"("end":"<f>"},)" +
+            named + "]}",
+        R"({"type":"sequence","elements":[{"type":"tag","begin":"","content":{"type":"any_text"},)"
+        R"("end":"<f>"},{"type":"json_schema","json_schema":{"const":)" +
+            named + "}}]}"}) {
+    const auto text =
+        Compile(Kind::kStructuralTag, R"({"type":"structural_tag","format":)" + format + "}");
+    ASSERT_NE(text, nullptr) << format;
+    GrammarMatcher free(text);
+    EXPECT_TRUE(Has(Mask(free), 'a')) << format;
+    EXPECT_FALSE(Has(Mask(free), kControl)) << format;
+    EXPECT_FALSE(free.Accept(kControl)) << format;
+    for (const TokenId byte : Bytes("a<f>")) ASSERT_TRUE(free.Accept(byte)) << format;
+    EXPECT_EQ(Has(Mask(free), kControl), format.ends_with(named + "]}")) << format;
+  }
 }
 
 TEST_F(GrammarTest, AllowsExactlyALanguage) {
@@ -291,6 +304,25 @@ TEST_F(GrammarTest, RefusesLongTextsOfGrammars) {
   const absl::Status status =
       CompileConstraint({Kind::kRegex, "a{1,1000}b{1,1000}"}, *vocabulary_, 1000).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+// XGrammar's own figure for such a schema is a tenth of this.
+TEST_F(GrammarTest, TakesAboutTheBytesThatItSays) {
+  std::string properties;
+  for (int i = 0; i < 100; ++i)
+    properties += ",\"p" + std::to_string(i) + "\":{\"type\":\"string\"}";
+  const Constraint schema{Kind::kJsonSchema,
+                          R"({"type":"object","properties":{)" + properties.substr(1) + "}}"};
+  const auto compiled = CompileConstraint(schema, *vocabulary_, 1 << 24);
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  const auto allocated = [] { return mallinfo2().uordblks + mallinfo2().hblkhd; };
+  const std::size_t before = allocated();
+  const auto grammar = Grammar::Read(*compiled, schema, vocabulary_);
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const std::size_t taken = allocated() - before;
+  if (taken == 0) GTEST_SKIP() << "this allocator does not say";  // a sanitizer's
+  EXPECT_GT((*grammar)->bytes(), taken / 2);
+  EXPECT_LT((*grammar)->bytes(), taken * 4);
 }
 
 TEST_F(GrammarTest, RefusesWhatWasCompiledForOthers) {

@@ -11,7 +11,7 @@ class MatchersTest : public ::testing::Test {
   std::shared_ptr<const Grammar> Compile(const std::string& grammar) {
     const auto compiled =
         CompileConstraint({Constraint::Kind::kGrammar, grammar}, *vocabulary_, 1 << 24);
-    return *Grammar::Read(*compiled, vocabulary_);
+    return *Grammar::Read(*compiled, {}, vocabulary_);
   }
   // The mask after a text for a sequence, or empty.
   std::vector<std::uint32_t> Mask(Matchers& matchers, std::uint32_t sequence,

@@ -21,7 +21,8 @@ inline ConstraintVocabulary SmallVocabulary() {
   }
   vocabulary.tokens.push_back("");  // 256: a control token
   vocabulary.tokens.push_back("");  // 257: the end
-  vocabulary.controls = {256};
+  vocabulary.tokens.push_back("");  // 258: another control token
+  vocabulary.controls = {256, 258};
   vocabulary.stops = {257};
   for (const char* word :
        {"ab",       "ba",    "aba",   "bab",          "abc",        "cab",   "aa",       "bb",
