@@ -207,6 +207,10 @@ absl::StatusOr<Constraint> ChatPrompt::ConstraintOf(const Conversation& conversa
     OrderedJson tag = OrderedJson::parse(constraint->text);
     tag["format"] = WithControlTokens(tag["format"], control_markers_);
     constraint->text = tag.dump();
+    if (constraint->text.size() > Constraint::kMaxBytes) {
+      constraint = InvalidArgument("the grammar of their calls has ", constraint->text.size(),
+                                   " bytes; at most ", Constraint::kMaxBytes, " are allowed");
+    }
   }
   if (constraint.ok()) return constraint;
   return WithField(InvalidArgument("tool_choice: no call of these tools can be enforced: ",
@@ -229,7 +233,8 @@ absl::StatusOr<Constraint> ChatPrompt::FormBehindThoughts(const Constraint& form
                           Constraint::kMaxBytes, " are allowed"));
 }
 
-absl::StatusOr<ThinkingLimit> ChatPrompt::LimitOf(std::uint32_t budget, bool in_reasoning) const {
+absl::StatusOr<ThinkingLimit> ChatPrompt::LimitOf(std::uint32_t budget,
+                                                  const Rendered& prompt) const {
   if (!thinking_) {
     return WithField(InvalidArgument("thinking_token_budget is not supported by this model: ",
                                      reasoning_ == nullptr
@@ -237,9 +242,10 @@ absl::StatusOr<ThinkingLimit> ChatPrompt::LimitOf(std::uint32_t budget, bool in_
                                          : "the end of its thoughts is not one token"),
                      "thinking_token_budget", kUnsupportedField);
   }
+  if (prompt.has_reasoning) return ThinkingLimit();
   ThinkingLimit limit = thinking_;
   limit.budget = budget;
-  if (in_reasoning) limit.begin.clear();
+  if (prompt.in_reasoning) limit.begin.clear();
   return limit;
 }
 

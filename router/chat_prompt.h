@@ -66,9 +66,10 @@ class ChatPrompt {
   // it is too large.
   absl::StatusOr<Constraint> FormBehindThoughts(const Constraint& form,
                                                 const Rendered& prompt) const;
-  // What ends the thoughts after `budget` tokens. INVALID_ARGUMENT about thinking_token_budget:
-  // this model is not known to think, or the end of its thoughts is not one token.
-  absl::StatusOr<ThinkingLimit> LimitOf(std::uint32_t budget, bool in_reasoning) const;
+  // What ends the thoughts after `budget` tokens; nothing if the prompt has ended them.
+  // INVALID_ARGUMENT about thinking_token_budget: this model is not known to think, or the end of
+  // its thoughts is not one token.
+  absl::StatusOr<ThinkingLimit> LimitOf(std::uint32_t budget, const Rendered& prompt) const;
   // What the arguments of the conversation's tools may be; null where the model's format of calls
   // does not ask.
   std::shared_ptr<const ArgumentTypes> ArgumentTypesOf(const Conversation& conversation) const;

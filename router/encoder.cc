@@ -76,7 +76,7 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> Encoder::EncodeBadWords(
 
 absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
                                                 const model::EncodeOptions& options,
-                                                const Constraint& form) const {
+                                                const Constraint& form, std::int64_t budget) const {
   if (const auto* text = std::get_if<std::string>(&input)) {
     auto prompt = Blame("prompt", tokenizer_->Encode(*text, options), options);
     if (prompt.ok()) prompt->constraint = form;
@@ -100,6 +100,10 @@ absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
   if (!prompt.ok()) return prompt;
   prompt->constraint = *std::move(constraint);
   prompt->argument_types = chat_prompt_.ArgumentTypesOf(conversation);
+  if (budget < 0) return prompt;
+  auto limit = chat_prompt_.LimitOf(static_cast<std::uint32_t>(budget), *rendered);
+  if (!limit.ok()) return limit.status();
+  prompt->thinking = *std::move(limit);
   return prompt;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,12 +46,14 @@ class Encoder {
     std::vector<TokenId> tokens;
     bool in_reasoning = false;
     Constraint constraint = {};
+    ThinkingLimit thinking = {};
     std::shared_ptr<const ArgumentTypes> argument_types = nullptr;
   };
-  // `form` is what a client asked for the answer to follow. OUT_OF_RANGE about the prompt if it has
-  // more tokens than the options allow.
+  // `form` is what a client asked for the answer to follow, and `budget` how many tokens it lets
+  // the model think (below 0: any number), which only a conversation may have. OUT_OF_RANGE about
+  // the prompt if it has more tokens than the options allow.
   absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options,
-                                const Constraint& form = {}) const;
+                                const Constraint& form = {}, std::int64_t budget = -1) const;
 
  private:
   const model::Tokenizer* tokenizer_;

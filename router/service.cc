@@ -389,18 +389,14 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
           if (!input.has_value()) return std::move(encoded);
           auto prompt = model.encoder.Encode(
               *input,
-              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens}, form);
+              {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens}, form,
+              thinking_budget);
           if (cuts && absl::IsOutOfRange(prompt.status())) return TooManyTokens(*input, max_tokens);
           if (!prompt.ok()) return prompt.status();
           encoded.prompt = std::move(prompt->tokens);
           encoded.in_reasoning = prompt->in_reasoning;
           encoded.constraint = std::move(prompt->constraint);
-          if (thinking_budget >= 0) {
-            auto limit = model.encoder.chat_prompt().LimitOf(
-                static_cast<std::uint32_t>(thinking_budget), prompt->in_reasoning);
-            if (!limit.ok()) return limit.status();
-            encoded.thinking = *std::move(limit);
-          }
+          encoded.thinking = std::move(prompt->thinking);
           encoded.argument_types = std::move(prompt->argument_types);
           return std::move(encoded);
         }));

@@ -189,7 +189,7 @@ inline constexpr Parameter kRows[] = {
     {"allowed_token_ids", "sampling.allowed_token_ids", &R::allowed_token_ids, {}, {}, kSampling},
     {"bad_words", "sampling.bad_words", &R::bad_words, {}, {}, kSampling},
     {"thinking_token_budget", "sampling.thinking_token_budget", &R::thinking_token_budget,
-     {-1, 2147483647}, -1, kSampling},
+     {-1, 999999}, -1, kSampling},
     {"stop", "stop.strings", &R::stop},
     {"stop_token_ids", "stop.token_ids", &R::stop_token_ids},
     {"ignore_eos", "stop.ignore_eos", &R::ignore_eos},

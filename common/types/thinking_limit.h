@@ -18,7 +18,7 @@ namespace flotilla {
 struct ThinkingLimit {
   static constexpr std::size_t kMaxTokens = 16;  // of `begin`, and of `forced`
   // `begin` starts with one of the first so many tokens, since a model may write white space first.
-  static constexpr std::size_t kMaxBefore = 8;
+  static constexpr std::size_t kMaxBefore = 2;
 
   std::vector<TokenId> begin = {};
   TokenId end = 0;

@@ -237,7 +237,8 @@ TEST(ChatPrompt, KnowsTheTokensOfMarkers) {
 
 TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   const Prompt prompt(
-      "{% for m in messages %}{{ m.content }}{% endfor %}{{ start }}{# </seed:think> #}");
+      "{% for m in messages %}{{ m.content }}{% endfor %}{% if start == 'open' %}<seed:think>\n"
+      "{% elif start == 'over' %}<seed:think></seed:think>\n{% endif %}");
   const auto rendered = [&](const std::string& start) {
     Conversation chat = Of({{.role = "user", .content = "x"}});
     chat.template_kwargs = R"({"start":")" + start + R"("})";
@@ -250,9 +251,9 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
     return (*prompt).FormBehindThoughts(form, end)->text;
   };
   EXPECT_NE(behind("").find("optional"), std::string::npos);
-  EXPECT_EQ(behind("<seed:think>\\n").find("optional"), std::string::npos);
+  EXPECT_EQ(behind("open").find("optional"), std::string::npos);
   // They are over, or nobody tells them apart.
-  auto [chat, end] = rendered("<seed:think></seed:think>\\n");
+  auto [chat, end] = rendered("over");
   EXPECT_FALSE((*prompt).MayThink(chat, end));
   std::tie(chat, end) = rendered("");
   chat.split_reasoning = false;
@@ -264,7 +265,7 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
                            .status()),
             "response_format");
   // No limit ends with several tokens.
-  EXPECT_EQ(ErrorField((*prompt).LimitOf(5, false).status()), "thinking_token_budget");
+  EXPECT_EQ(ErrorField((*prompt).LimitOf(5, end).status()), "thinking_token_budget");
   // Markers that are control tokens are named.
   const Prompt control("{% for m in messages %}{{ m.content }}{% endfor %}{# <think></think> #}");
   std::tie(chat, end) = rendered("");
@@ -274,7 +275,12 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   const Constraint behind_control = *(*control).FormBehindThoughts(form, end);
   EXPECT_NE(behind_control.text.find(named), std::string::npos) << behind_control.text;
   EXPECT_EQ(behind_control.text.find("think>"), std::string::npos) << behind_control.text;
-  EXPECT_TRUE((*control).LimitOf(5, false).ok());
+  EXPECT_EQ((*control).LimitOf(5, end)->begin.size(), 1u);
+  end.in_reasoning = true;
+  EXPECT_TRUE((*control).LimitOf(5, end)->begin.empty());
+  std::tie(chat, end) = rendered("");
+  end.has_reasoning = true;
+  EXPECT_FALSE(*(*control).LimitOf(5, end));
 }
 
 }  // namespace

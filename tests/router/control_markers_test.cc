@@ -16,10 +16,10 @@ const std::vector<ControlToken> kTokens = {{"[A]", 7}, {"[A]+", 8}, {"[END]", 9,
 std::string With(const std::string& format) {
   return WithControlTokens(OrderedJson::parse(format), kTokens).dump();
 }
-std::string Text(const std::string& value) {
+std::string Literal(const std::string& value) {
   return R"({"type":"const_string","value":")" + value + R"("})";
 }
-std::string Token(int id) { return R"({"type":"token","token":)" + std::to_string(id) + "}"; }
+std::string Named(int id) { return R"({"type":"token","token":)" + std::to_string(id) + "}"; }
 std::string Sequence(const std::string& elements) {
   return R"({"type":"sequence","elements":[)" + elements + "]}";
 }
@@ -30,21 +30,21 @@ std::string Tag(const std::string& begin, const std::string& content, const std:
 const char kAny[] = R"({"type":"any_text"})";
 
 TEST(ControlMarkers, TextIsSplitAtTheLongestOfThem) {
-  EXPECT_EQ(With(Text("a [B")), Text("a [B"));
-  EXPECT_EQ(With(Text("[A]")), Token(7));
-  EXPECT_EQ(With(Text("x[A]+y[A]")),
-            Sequence(Text("x") + "," + Token(8) + "," + Text("y") + "," + Token(7)));
-  EXPECT_EQ(With(R"({"type":"optional","content":)" + Sequence(Text("[A]") + "," + kAny) + "}"),
-            R"({"type":"optional","content":)" + Sequence(Token(7) + "," + kAny) + "}");
+  EXPECT_EQ(With(Literal("a [B")), Literal("a [B"));
+  EXPECT_EQ(With(Literal("[A]")), Named(7));
+  EXPECT_EQ(With(Literal("x[A]+y[A]")),
+            Sequence(Literal("x") + "," + Named(8) + "," + Literal("y") + "," + Named(7)));
+  EXPECT_EQ(With(R"({"type":"optional","content":)" + Sequence(Literal("[A]") + "," + kAny) + "}"),
+            R"({"type":"optional","content":)" + Sequence(Named(7) + "," + kAny) + "}");
 }
 
 TEST(ControlMarkers, ATagEndsWhereItsEndBegins) {
   EXPECT_EQ(With(Tag(R"("a")", kAny, R"("b")")), Tag(R"("a")", kAny, R"("b")"));
-  EXPECT_EQ(With(Tag(R"("[A]")", kAny, R"("b")")), Tag(Token(7), kAny, R"("b")"));
+  EXPECT_EQ(With(Tag(R"("[A]")", kAny, R"("b")")), Tag(Named(7), kAny, R"("b")"));
   EXPECT_EQ(With(Tag(R"("")", kAny, R"("[A]b[A]")")),
-            Sequence(Tag(R"("")", kAny, Token(7)) + "," + Text("b") + "," + Token(7)));
+            Sequence(Tag(R"("")", kAny, Named(7)) + "," + Literal("b") + "," + Named(7)));
   EXPECT_EQ(With(Tag(R"("[A]b")", kAny, R"("x[A]")")),
-            Sequence(Token(7) + "," + Tag(R"("b")", kAny, R"("x")") + "," + Token(7)));
+            Sequence(Named(7) + "," + Tag(R"("b")", kAny, R"("x")") + "," + Named(7)));
   // A token that ends the answer is no part of the grammar.
   EXPECT_EQ(With(Tag(R"("a")", kAny, R"("[END]b")")), Tag(R"("a")", kAny, R"("")"));
 }
@@ -54,10 +54,11 @@ TEST(ControlMarkers, TagsOfAListStayTags) {
     return R"({"type":"tags_with_separator","tags":[)" + tag + R"(],"separator":")" + separator +
            R"(","at_least_one":true,"stop_after_first":)" + (one ? "true" : "false") + "}";
   };
-  EXPECT_EQ(With(list(Tag(R"("[A]b[A]")", kAny, R"("c[A]")"), ", ", false)),
-            list(Tag(Token(7), Sequence(Text("b") + "," + Token(7) + "," + kAny + "," + Text("c")),
-                     Token(7)),
-                 ", ", false));
+  EXPECT_EQ(
+      With(list(Tag(R"("[A]b[A]")", kAny, R"("c[A]")"), ", ", false)),
+      list(Tag(Named(7), Sequence(Literal("b") + "," + Named(7) + "," + kAny + "," + Literal("c")),
+               Named(7)),
+           ", ", false));
   EXPECT_EQ(With(list(Tag(R"("a")", kAny, R"("[END]")"), "[A]", false)),
             list(Tag(R"("a")", kAny, R"("")"), "", true));
 }

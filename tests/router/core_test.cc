@@ -107,7 +107,7 @@ TEST(StopMatcher, AgreesWithANaiveMatcherHoweverTheTextIsCut) {
   }
 }
 
-TokenizedRequest Request(std::uint32_t sequences) {
+TokenizedRequest RequestFor(std::uint32_t sequences) {
   TokenizedRequest request = testing::TestRequest({7, 9}, {1, 2, 3}, 16);
   request.sequences = sequences;
   return request;
@@ -122,7 +122,7 @@ using Verdict = RequestTracker::TokenVerdict;
 using EndVerdict = RequestTracker::EndVerdict;
 
 TEST(RequestTracker, ReplaysFromTheTokensReceived) {
-  RequestTracker tracker(Request(1), 3);
+  RequestTracker tracker(RequestFor(1), 3);
   EXPECT_TRUE(tracker.Submission().output_prefix.empty());
   EXPECT_TRUE(tracker.Apply(Accepted{tracker.id(), Attempt(0)}));
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kNew);
@@ -147,7 +147,7 @@ TEST(RequestTracker, ReplaysFromTheTokensReceived) {
 }
 
 TEST(RequestTracker, GivesUpAfterTheLastAttempt) {
-  RequestTracker tracker(Request(1), 2);
+  RequestTracker tracker(RequestFor(1), 2);
   for (std::uint32_t attempt = 0; attempt < 2; ++attempt) {
     tracker.Apply(
         SequenceEnd{tracker.id(), Attempt(attempt), SequenceIndex(0), FinishReason::kMoved, 0});
@@ -158,7 +158,7 @@ TEST(RequestTracker, GivesUpAfterTheLastAttempt) {
 }
 
 TEST(RequestTracker, CancelKeepsWhatWasCountedAndIsNotReplayed) {
-  RequestTracker tracker(Request(2), 3);
+  RequestTracker tracker(RequestFor(2), 3);
   for (std::uint32_t i = 0; i < 4; ++i) tracker.Apply(Token(tracker, 0, i, 10));
   const auto cancel = tracker.EndSequence(SequenceIndex(0), 3);
   ASSERT_TRUE(cancel.has_value());
@@ -181,7 +181,7 @@ TEST(RequestTracker, CancelKeepsWhatWasCountedAndIsNotReplayed) {
 }
 
 TEST(RequestTracker, ABeamSearchStartsAgainFromNothing) {
-  TokenizedRequest request = Request(2);
+  TokenizedRequest request = RequestFor(2);
   request.beam = BeamOptions{.beams = 4};
   RequestTracker tracker(request, 3);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 0, 50)), Verdict::kNew);
@@ -198,7 +198,7 @@ TEST(RequestTracker, ABeamSearchStartsAgainFromNothing) {
 }
 
 TEST(RequestTracker, ABeamSearchIsCancelledAndChargedAsAWhole) {
-  TokenizedRequest request = Request(2);
+  TokenizedRequest request = RequestFor(2);
   request.beam = BeamOptions{.beams = 4};
   RequestTracker tracker(request, 3);
   const std::vector<CancelRequest> cancels = tracker.EndAll();
@@ -213,13 +213,13 @@ TEST(RequestTracker, ABeamSearchIsCancelledAndChargedAsAWhole) {
 }
 
 TEST(RequestTracker, MissingPositionsAndForeignSequencesAreGaps) {
-  RequestTracker tracker(Request(1), 1);
+  RequestTracker tracker(RequestFor(1), 1);
   EXPECT_EQ(tracker.Apply(Token(tracker, 0, 1, 5)), Verdict::kGap);
   EXPECT_EQ(tracker.Apply(Token(tracker, 1, 0, 5)), Verdict::kGap);
 }
 
 TEST(RequestTracker, PromptLogprobsArriveOnceEach) {
-  RequestTracker tracker(Request(1), 2);
+  RequestTracker tracker(RequestFor(1), 2);
   PromptLogprobs all{tracker.id(), Attempt(0), 1, {{2, -1}, {3, -2}}};
   PromptLogprobs first{tracker.id(), Attempt(0), 1, {{2, -1}}};
   EXPECT_TRUE(tracker.Apply(first));
@@ -231,7 +231,7 @@ TEST(RequestTracker, PromptLogprobsArriveOnceEach) {
 }
 
 TEST(RequestTracker, PromptLogprobsHaveTheTokensOfThePrompt) {
-  RequestTracker tracker(Request(1), 2);
+  RequestTracker tracker(RequestFor(1), 2);
   PromptLogprobs unnamed{tracker.id(), Attempt(0), 1, {{0, -1}, {0, -2}}};
   EXPECT_TRUE(tracker.Apply(unnamed));
   EXPECT_EQ(unnamed.tokens, (std::vector<SampledToken>{{2, -1}, {3, -2}}));
@@ -249,7 +249,7 @@ TEST(RequestTracker, ExactlyOnceUnderRandomLoss) {
       tokens.resize(random() % 20);
       for (TokenId& token : tokens) token = static_cast<TokenId>(random() % 100);
     }
-    RequestTracker tracker(Request(sequences), 1000);
+    RequestTracker tracker(RequestFor(sequences), 1000);
     std::vector<TokenEvent> history;
     std::vector<bool> ended(sequences, false);
     bool over = false;

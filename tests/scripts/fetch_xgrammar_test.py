@@ -113,7 +113,7 @@ class Version(unittest.TestCase):
     def test_the_program_names_the_version_that_is_fetched(self):
         version = re.search(r'^VERSION = "(.+)"$', SCRIPT.read_text(encoding="utf-8"), re.M)[1]
         source = (SCRIPT.parents[1] / "worker/constraint/grammar.cc").read_text(encoding="utf-8")
-        self.assertIn(f'kEngine[] = "xgrammar {version}";', source)
+        self.assertIn(f'kEngine[] = "xgrammar {version}, ', source)
         self.assertIn(f"XGrammar](https://github.com/mlc-ai/xgrammar) {version} ",
                       (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8"))
 

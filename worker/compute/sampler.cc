@@ -332,13 +332,17 @@ void AddPenalties(const SamplingParams& sampling, const TokenPosition& position,
   }
 }
 
+// Whether a constraint's mask allows a token.
+bool Allows(absl::Span<const std::uint32_t> mask, std::size_t token) {
+  const std::size_t word = token / 32;
+  return word < mask.size() && (mask[word] >> token % 32 & 1) != 0;
+}
+
 // Excludes the tokens that a constraint's mask, if there is one, does not allow.
 void Exclude(absl::Span<const std::uint32_t> mask, absl::Span<float> logits) {
   if (mask.empty()) return;
   for (std::size_t token = 0; token < logits.size(); ++token) {
-    const std::size_t word = token / 32;
-    const bool is_allowed = word < mask.size() && (mask[word] >> token % 32 & 1) != 0;
-    if (!is_allowed) logits[token] = kMinusInfinity;
+    if (!Allows(mask, token)) logits[token] = kMinusInfinity;
   }
 }
 
@@ -376,6 +380,7 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
                  .top_n_sigma = sampling.top_n_sigma,
                  .noise = kernels::MakeNoiseKey(SequenceSeed(sampling.seed, position.sequence),
                                                 position.output_index),
+                 .forced = ForcedToken(sampling.thinking, position.output, position.drafts),
                  .allowed = sampling.allowed_tokens,
                  .edits = {}};
   if (kernels::NoiseUniform(draw.noise, kDrawOfXtc) < sampling.xtc_probability) {
@@ -394,10 +399,6 @@ TokenDraw MakeDraw(const SamplingParams& sampling, const TokenPosition& position
   }
   if (HasPenalty(sampling)) AddPenalties(sampling, position, draw.edits);
   if (UsesDry(sampling)) AddDry(sampling, position, draw.edits);
-  if (const auto forced = ForcedToken(sampling.thinking, position.output, position.drafts)) {
-    draw.allowed = {*forced};
-    draw.edits.clear();
-  }
   return draw;
 }
 
@@ -446,6 +447,9 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
   absl::StatusOr<Row> row = Measure(ops, logits);
   if (!row.ok()) return row.status();
   row->logits = logits.first(tokens);
+  if (draw.forced.has_value() && (mask.empty() || Allows(mask, *draw.forced))) {
+    return Describe(*row, *draw.forced, top);
+  }
   absl::Span<const float> drawn_from = row->logits;
   static thread_local std::vector<float> copy;
   if (!draw.edits.empty() || !draw.allowed.empty() || !mask.empty()) {

@@ -37,6 +37,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -81,7 +82,8 @@ struct TokenDraw {
   float top_n_sigma = 0;
   float xtc_threshold = 1;  // above 0.5: XTC excludes nothing here
   kernels::NoiseKey noise;
-  std::vector<TokenId> allowed;  // ascending; empty: all tokens
+  std::optional<TokenId> forced;  // it comes, whatever follows here, if a mask allows it
+  std::vector<TokenId> allowed;   // ascending; empty: all tokens
   // Ends of bad words and stop tokens that may not come yet, biases, penalties and DRY.
   std::vector<LogitEdit> edits;
 

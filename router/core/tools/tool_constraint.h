@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/types/constraint.h"
 #include "router/core/tools/control_markers.h"

@@ -321,6 +321,10 @@ NumberField FieldOf(const Parameter& row, const EngineDescription& engine) {
   field.above_low = row.range.above_low;
   field.also = row.exceptions.also_default;
   field.whole = std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
+  if (row.name == "thinking_token_budget") {  // a text has no thoughts
+    field.high = -1;
+    return field;
+  }
   switch (row.range.limit) {
     case Limit::kNone:
       field.high = row.range.high;

@@ -122,7 +122,8 @@ TEST(Parameters, OfTheSamplerAreAllFieldsOfTheInternalMessage) {
                                 "dry_heads",
                                 "dry_tail_of_heads",
                                 "dry_tail_tokens",
-                                "dry_tail_lengths"};
+                                "dry_tail_lengths",
+                                "thinking"};
   ForEachOfSampler([&rows](const Parameter& row, auto) { rows.insert(std::string(row.name)); });
   EXPECT_EQ(fields, rows);
 }

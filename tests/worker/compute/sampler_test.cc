@@ -449,11 +449,17 @@ TEST_P(SamplerTest, TheEndOfThoughtsIsForced) {
   EXPECT_EQ(drawn({2, 2}, {3}), 0);
   EXPECT_EQ(drawn({2, 2, 3, 0}, {}), 1);
   EXPECT_TRUE(NeedsFullRow({.temperature = 0, .thinking = sampling.thinking}));
-  // A constraint that excludes it wins.
+  // A constraint that excludes it wins, and then what else was asked for counts.
   const std::uint32_t mask = 0b00110;
   const std::vector<TokenId> output = {2, 2};
-  const TokenDraw draw = MakeDraw(sampling, {.output = output});
-  EXPECT_EQ(SampleRow(ops_, row, Size(row), draw, 0, absl::MakeConstSpan(&mask, 1))->token, 1);
+  const auto masked = [&](const SamplingParams& asked) {
+    const TokenDraw draw = MakeDraw(asked, {.output = output});
+    return SampleRow(ops_, row, Size(row), draw, 0, absl::MakeConstSpan(&mask, 1))->token;
+  };
+  EXPECT_EQ(masked(sampling), 1);
+  SamplingParams without = sampling;
+  without.allowed_tokens = {2};
+  EXPECT_EQ(masked(without), 2);
 }
 
 // XTC leaves the least likely of the likely tokens, as often as it is asked to.
