@@ -65,7 +65,8 @@ std::string Place::Pointer() const {
   return Cat(parent->Pointer(), "/", escaped);
 }
 
-absl::StatusOr<const OrderedJson*> Resolve(const OrderedJson& root, std::string_view reference) {
+absl::StatusOr<const OrderedJson*> Resolve(const OrderedJson& root, std::string_view reference,
+                                           std::size_t* names) {
   std::string pointer;
   if (!reference.starts_with('#') || !Unescape(reference.substr(1), pointer) ||
       (!pointer.empty() && pointer[0] != '/')) {
@@ -75,6 +76,7 @@ absl::StatusOr<const OrderedJson*> Resolve(const OrderedJson& root, std::string_
   const OrderedJson* value = &root;
   for (std::size_t begin = 0; begin < pointer.size() && value != nullptr;) {
     const std::size_t end = std::min(pointer.find('/', begin + 1), pointer.size());
+    if (names != nullptr) *names += value->size();
     value = Step(*value, std::string_view(pointer).substr(begin + 1, end - begin - 1));
     begin = end;
   }

@@ -1,6 +1,7 @@
 // The schema of a client: where its parts are, and what its local references mean. Pure.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -27,7 +28,9 @@ struct Place {
 std::string ShownName(std::string_view text);
 
 // The schema that a local reference ("#", or "#/" and a JSON pointer, with escapes) means; it lies
-// in `root`. INVALID_ARGUMENT for any other.
-absl::StatusOr<const OrderedJson*> Resolve(const OrderedJson& root, std::string_view reference);
+// in `root`. INVALID_ARGUMENT for any other. Adds to `names` how many members the objects and lists
+// on the way have, if it is not null.
+absl::StatusOr<const OrderedJson*> Resolve(const OrderedJson& root, std::string_view reference,
+                                           std::size_t* names = nullptr);
 
 }  // namespace flotilla::router

@@ -15,18 +15,8 @@ namespace {
 // References and properties that are followed. What lies deeper may take anything.
 constexpr int kMaxSteps = 8;
 
-// What `schema` is after its references.
-const OrderedJson* Target(const OrderedJson& schema, const OrderedJson& root) {
-  const OrderedJson* target = &schema;
-  for (int step = 0; step < kMaxSteps; ++step) {
-    const OrderedJson* reference = Find(*target, "$ref");
-    if (reference == nullptr || !reference->is_string()) return target;
-    const auto next = Resolve(root, reference->get_ref<const std::string&>());
-    if (!next.ok()) return target;
-    target = *next;
-  }
-  return target;
-}
+// To pass a name by takes less than to read a schema or to compare two values.
+constexpr std::size_t kNamesPerWork = 8;
 
 // The values of "enum" or "const".
 std::optional<std::vector<const OrderedJson*>> ValuesOf(const OrderedJson& schema) {
@@ -49,13 +39,6 @@ unsigned TypesNamed(const OrderedJson& type) {
   return types & kNumberType ? types | kIntegerType : types;
 }
 
-bool Requires(const OrderedJson& schema, std::string_view name) {
-  const OrderedJson* required = Find(schema, "required");
-  return required != nullptr && required->is_array() &&
-         std::any_of(required->begin(), required->end(),
-                     [name](const OrderedJson& key) { return key.is_string() && key == name; });
-}
-
 }  // namespace
 
 unsigned TypeOfValue(const OrderedJson& value) {
@@ -69,15 +52,37 @@ unsigned TypeOfValue(const OrderedJson& value) {
   return whole ? kIntegerType : kNumberType;
 }
 
+const OrderedJson& SchemaOverlap::Target(const OrderedJson& schema) {
+  const OrderedJson* target = &schema;
+  for (int step = 0; step < kMaxSteps; ++step) target = &Next(*target);
+  return *target;
+}
+
+const OrderedJson& SchemaOverlap::Next(const OrderedJson& schema) {
+  const auto [known, is_new] = next_.emplace(&schema, &schema);
+  if (!is_new) return *known->second;
+  std::size_t names = schema.size();
+  const OrderedJson* reference = Find(schema, "$ref");
+  if (reference != nullptr && reference->is_string()) {
+    const auto target = Resolve(root_, reference->get_ref<const std::string&>(), &names);
+    if (target.ok()) known->second = *target;
+  }
+  ChargeNames(names);
+  return *known->second;
+}
+
+bool SchemaOverlap::ChargeNames(std::size_t names) { return Charge(names / kNamesPerWork); }
+
 unsigned SchemaOverlap::Types(const OrderedJson& schema, int steps) {
   if (schema.is_boolean()) return schema.get<bool>() ? unsigned{kAllTypes} : 0;
   if (steps == kMaxSteps || !Charge(1)) return kAllTypes;
   const auto known = types_.find({&schema, steps});
   if (known != types_.end()) return known->second;
-  return types_[{&schema, steps}] = TypesOfTarget(*Target(schema, root_), steps);
+  return types_[{&schema, steps}] = TypesOfTarget(Target(schema), steps);
 }
 
 unsigned SchemaOverlap::TypesOfTarget(const OrderedJson& target, int steps) {
+  if (!ChargeNames(target.size())) return kAllTypes;
   if (const auto values = ValuesOf(target)) {
     if (!Charge(values->size())) return kAllTypes;
     unsigned types = 0;
@@ -102,13 +107,14 @@ bool SchemaOverlap::Apart(const OrderedJson& a, const OrderedJson& b, int steps)
   const unsigned common = Types(a, steps) & Types(b, steps);
   if (common == 0) return true;
   if (steps == kMaxSteps) return false;
-  const OrderedJson &first = *Target(a, root_), &second = *Target(b, root_);
+  const OrderedJson &first = Target(a), &second = Target(b);
+  if (!ChargeNames(first.size() + second.size())) return false;
   const auto values = ValuesOf(first), others = ValuesOf(second);
   if (values && others) {
     return Charge(values->size() * others->size()) &&
            std::none_of(values->begin(), values->end(), [&](const OrderedJson* value) {
              return std::any_of(others->begin(), others->end(), [&](const OrderedJson* other) {
-               return SameValue(*value, *other);
+               return MayBeSame(*value, *other);
              });
            });
   }
@@ -127,16 +133,32 @@ bool SchemaOverlap::Apart(const OrderedJson& a, const OrderedJson& b, int steps)
   return false;
 }
 
-bool SameValue(const OrderedJson& a, const OrderedJson& b) {
+bool SchemaOverlap::Requires(const OrderedJson& schema, std::string_view name) {
+  const OrderedJson* required = Find(schema, "required");
+  return required != nullptr && required->is_array() && ChargeNames(required->size()) &&
+         std::any_of(required->begin(), required->end(), [name](const OrderedJson& key) {
+           return key.is_string() && key.get_ref<const std::string&>() == name;
+         });
+}
+
+bool SchemaOverlap::MayBeSame(const OrderedJson& a, const OrderedJson& b) {
   if (a.is_number() && b.is_number()) return a.get<double>() == b.get<double>();
   if (a.type() != b.type() || a.size() != b.size()) return false;
-  if (a.is_array()) {
-    return std::equal(a.begin(), a.end(), b.begin(), SameValue);
+  if (a.is_string()) {
+    const std::string& text = a.get_ref<const std::string&>();
+    return !ChargeNames(text.size()) || text == b.get_ref<const std::string&>();
   }
-  if (!a.is_object()) return a == b;
-  return std::all_of(a.items().begin(), a.items().end(), [&b](const auto& member) {
-    const OrderedJson* other = Find(b, member.key());
-    return other != nullptr && SameValue(member.value(), *other);
+  if (!a.is_structured()) return a == b;
+  if (!Charge(a.is_object() ? a.size() * b.size() : a.size())) return true;
+  if (a.is_array()) {
+    return std::equal(
+        a.begin(), a.end(), b.begin(),
+        [this](const OrderedJson& one, const OrderedJson& other) { return MayBeSame(one, other); });
+  }
+  const auto& members = a.get_ref<const OrderedJson::object_t&>();
+  return std::all_of(members.begin(), members.end(), [this, &b](const auto& member) {
+    const OrderedJson* other = Find(b, member.first);
+    return other != nullptr && MayBeSame(member.second, *other);
   });
 }
 

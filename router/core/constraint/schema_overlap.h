@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -19,9 +20,9 @@ class SchemaOverlap {
   // The types (JsonType) of the values that may be valid for `schema`, which lies in `root`. A
   // number that is an integer has kIntegerType, and kNumberType is of all other numbers.
   unsigned TypesOf(const OrderedJson& schema) {
-    types_.clear();
+    Forget();
     const unsigned types = Types(schema, 0);
-    types_.clear();  // another schema may be at the same place later
+    Forget();  // another schema may be at the same place later
     return types;
   }
 
@@ -37,19 +38,30 @@ class SchemaOverlap {
   static constexpr std::size_t kMaxWork = 400'000;
 
   bool Charge(std::size_t work) { return (work_ += work) <= kMaxWork; }
+  // For names that are looked through, or bytes.
+  bool ChargeNames(std::size_t names);
+  void Forget() {
+    types_.clear();
+    next_.clear();
+  }
+  // What a schema is after its references, and after one of them.
+  const OrderedJson& Target(const OrderedJson& schema);
+  const OrderedJson& Next(const OrderedJson& schema);
   unsigned Types(const OrderedJson& schema, int steps);
   unsigned TypesOfTarget(const OrderedJson& target, int steps);
   bool Apart(const OrderedJson& a, const OrderedJson& b, int steps);
+  bool Requires(const OrderedJson& schema, std::string_view name);
+  // Whether the values are the same in JSON Schema, where 1 equals 1.0 and members have no order.
+  // Beyond the bound all are.
+  bool MayBeSame(const OrderedJson& a, const OrderedJson& b);
 
   const OrderedJson& root_;
   std::size_t work_ = 0;
   absl::flat_hash_map<std::pair<const OrderedJson*, int>, unsigned> types_;  // by schema and steps
+  absl::flat_hash_map<const OrderedJson*, const OrderedJson*> next_;
 };
 
 // The type of a value, kIntegerType for each whole number.
 unsigned TypeOfValue(const OrderedJson& value);
-
-// Whether the values are the same in JSON Schema, where 1 equals 1.0 and members have no order.
-bool SameValue(const OrderedJson& a, const OrderedJson& b);
 
 }  // namespace flotilla::router

@@ -147,11 +147,27 @@ TEST(JsonSchema, LooksForOverlapsWithinABound) {
   properties = R"({"type":"object","properties":{)" + properties.substr(1) + R"(},"required":[)" +
                names.substr(1) + "]}";
   references.erase(0, 1), values.erase(0, 1), more.erase(0, 1);
+  // Definitions behind many others, and values of many members in front of what differs.
+  std::string others, last, far, members, large;
+  for (int i = 0; i < 30'000; ++i) others += "\"u" + std::to_string(i) + "\":0,";
+  for (int i = 0; i < 490; ++i) {
+    const std::string name = "z" + std::to_string(i);
+    last += ",\"" + name + "\":{\"const\":" + std::to_string(i) + "}";
+    far += ",{\"$ref\":\"#/$defs/" + name + "\"}";
+  }
+  for (int i = 0; i < 10'000; ++i) members += ",\"m" + std::to_string(i) + "\":0";
+  for (int i = 0; i < 300; ++i) {
+    large += R"(,{"type":"object","properties":{"m":{"$ref":"#/$defs/m"},"k":{"const":)" +
+             std::to_string(i) + R"(}},"required":["m","k"]})";
+  }
   for (const std::string& schema :
        {R"({"type":"object","anyOf":[)" + references + "]}",
         R"({"type":"object","oneOf":[)" + references + "]}",
         R"({"oneOf":[)" + properties + "," + properties + "]}",
-        R"({"oneOf":[{"enum":[)" + values + R"(]},{"enum":[)" + more + "]}]}"}) {
+        R"({"oneOf":[{"enum":[)" + values + R"(]},{"enum":[)" + more + "]}]}",
+        R"({"oneOf":[)" + far.substr(1) + R"(],"$defs":{)" + others + last.substr(1) + "}}",
+        R"({"oneOf":[)" + large.substr(1) + R"(],"$defs":{"m":{"const":{)" + members.substr(1) +
+            "}}}}"}) {
     const std::clock_t begin = std::clock();
     const auto constraint = JsonSchemaConstraintFromText(schema);
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
