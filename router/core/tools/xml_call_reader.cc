@@ -195,20 +195,32 @@ void XmlCallReader::BeginValue(std::vector<OutputEvent>& events) {
   if (is_text_) AddArguments("\"", events);
   tag_.clear();
   value_.clear();
-  is_nested_ = in_string_ = escaped_ = owes_line_ = false;
+  is_nested_ = in_string_ = escaped_ = owes_tag_ = owes_line_ = false;
   at_begin_ = true;
   step_ = Step::kValue;
 }
 
 Verdict XmlCallReader::ReadValue(char c, std::vector<OutputEvent>& events) {
+  if (std::exchange(owes_tag_, false)) {
+    if (c == '\n') {
+      EndValue(events);
+      step_ = Step::kBetween;
+      return Verdict::kReading;
+    }
+    AddValue(tags_.value_end, events);
+  }
   const std::array<std::string_view, 2> ends{tags_.value_end, tags_.lost_end};
   std::string free;
   const std::optional<std::size_t> end = scanner_.Push(c, ends, free);
   AddValue(free, events);
   if (!end.has_value()) return Verdict::kReading;
-  if (in_string_) {  // of an object or a list: it is a part of it
-    AddValue(ends[*end], events);
+  if (in_string_ && *end == 0) {
+    owes_tag_ = true;
     return Verdict::kReading;
+  }
+  // The end of the whole call has a line break, so what is in front of it was no string.
+  if (in_string_ && Trimmed(value_).ends_with(tags_.value_end)) {
+    value_.resize(value_.rfind(tags_.value_end));
   }
   EndValue(events);
   step_ = Step::kBetween;
@@ -221,6 +233,7 @@ void XmlCallReader::AddValue(std::string_view text, std::vector<OutputEvent>& ev
   if (is_text_) return AddText(text, events);
   for (const char c : text) {
     if (in_string_) {
+      if (c == '\n') is_nested_ = in_string_ = false;  // no JSON: the next end tag ends it
       if (!std::exchange(escaped_, !escaped_ && c == '\\') && c == '"') in_string_ = false;
     } else if (is_nested_) {
       in_string_ = c == '"';
@@ -287,6 +300,7 @@ void XmlCallReader::AddArguments(std::string_view text, std::vector<OutputEvent>
 bool XmlCallReader::Finish(std::vector<OutputEvent>& events) {
   if (!committed_) return false;
   if (step_ != Step::kValue) return true;
+  if (owes_tag_) AddValue(tags_.value_end, events);
   AddValue(scanner_.Take(), events);
   const std::string_view value = Trimmed(value_);
   if (!value.empty() && (!MayBeText() || (TypeOfText(value) & kNestedTypes) != 0)) {

@@ -2,7 +2,8 @@
 //
 // It writes the arguments as a JSON object. A value that is a text comes piece by piece; any other
 // one comes when it is complete, and is a text if it is no JSON of its types (argument_types.h).
-// What belongs to no tag ends the arguments, except in values.
+// What belongs to no tag ends the arguments, except in values. An end tag within a string of an
+// object or a list is a part of it, as long as that may be JSON.
 #pragma once
 
 #include <cstdint>
@@ -74,8 +75,11 @@ class XmlCallReader final : public CallReader {
   std::string value_;       // else: what has come
   bool is_nested_ = false;  // `value_` must be an object or a list, as which it begins
   bool in_string_ = false, escaped_ = false;  // where its JSON is
-  bool at_begin_ = false;                     // of the text
-  bool owes_line_ = false;                    // a line break, unless it is the text's last
+  // An end tag within a string has come. It is a part of the string, unless a line break follows,
+  // which no string of JSON has.
+  bool owes_tag_ = false;
+  bool at_begin_ = false;   // of the text
+  bool owes_line_ = false;  // a line break, unless it is the text's last
 };
 
 }  // namespace flotilla::router
