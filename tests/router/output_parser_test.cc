@@ -262,6 +262,7 @@ TEST(OutputParser, ALongValueInXmlIsAText) {
   const std::string list = "[" + std::string(OutputParser::kMaxValueBytes, ' ') + "\"a\"]";
   const Message message = Parse(
       {.tools = Named(ToolFormats(), "glm45"),
+       .tool_names = {"f"},
        .argument_types = TypesOf(json::parse(R"({"f":{"properties":{"l":{"type":"array"}}}})"))},
       {"<tool_call>f\n<arg_key>l</arg_key><arg_value>", list, "</arg_value></tool_call>"});
   ASSERT_EQ(message.calls.size(), 1u);

@@ -19,7 +19,9 @@ namespace flotilla::router {
 struct XmlTags {
   std::string_view style;       // XGrammar's name of the form of the arguments
   std::string_view name_begin;  // may be empty
-  std::string_view name_end;    // one character; empty: the name ends with its line or at a tag
+  // One character. Empty: the name ends with its line or at a tag, and must be that of a tool,
+  // because other text may be so, too.
+  std::string_view name_end;
   std::string_view key_begin, key_end;
   std::string_view value_begin;  // may be empty
   std::string_view value_end;

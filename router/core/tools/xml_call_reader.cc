@@ -80,7 +80,8 @@ std::string_view Shortened(std::string_view text, std::size_t most) {
 }  // namespace
 
 void XmlCallReader::Begin(bool bare) {
-  bare_ = bare;
+  // A name that only a line break ends may be a word of prose.
+  bare_ = bare || tags_.name_end.empty();
   committed_ = false;
   tag_.clear();
   step_ = Step::kStart;
