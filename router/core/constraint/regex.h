@@ -50,6 +50,7 @@ enum class RegexUse {
   kAnswer,      // the answer as a whole matches
   kJsonString,  // "pattern" of a JSON schema: the expression is found in the content of the string,
                 // which holds only UnescapedInJson()
+  kWritten,     // "pattern" as WriteRegex wrote it, between '^' and '$': the whole text matches
 };
 
 // The most bytes of an expression, groups within groups, and characters that it has once each

@@ -321,7 +321,7 @@ class Parser {
       case 'x':
         return Hex(2);
       case 'u':
-        return Hex(4);
+        return use_ == RegexUse::kWritten && Peek(1) == '{' ? WrittenCode() : Hex(4);
       case 'b':
         if (in_class) return one('\b');
         [[fallthrough]];
@@ -346,6 +346,16 @@ class Parser {
       return {};
     }
     return one(c);
+  }
+
+  // {10ffff}, which is no escape for clients: dialects differ.
+  Class WrittenCode() {
+    ++at_;
+    int digits = 0;
+    while (Peek(static_cast<std::size_t>(digits) + 1) != '}' && digits < 6) ++digits;
+    Class character = Hex(digits);
+    ++at_;
+    return character;
   }
 
   Class Hex(int digits) {

@@ -108,7 +108,7 @@ class Walk {
     }
     if (const OrderedJson* style = Find(written, "style"); style != nullptr && *style != "json") {
       OrderedJson& schema = written["json_schema"];
-      auto in_xml = status_.ok() ? XmlSchema(std::move(schema)) : status_;
+      auto in_xml = status_.ok() ? XmlSchema(std::move(schema), room_) : status_;
       if (!in_xml.ok()) return Fail(Place::At(place, "json_schema"), in_xml.status());
       schema = *std::move(in_xml);
     }
@@ -189,6 +189,7 @@ class Walk {
   }
 
   int formats_ = 0;
+  std::size_t room_ = Constraint::kMaxBytes;  // of schemas in XML
   absl::Status status_;
 };
 

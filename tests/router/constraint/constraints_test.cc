@@ -117,6 +117,11 @@ TEST(Constraints, ArgumentsInXml) {
       {R"({"type":"string"})", "takes no object"},
       {R"({"properties":{"a>b":{}}})", "has a property 'a>b', which no tag can hold"},
       {R"({"patternProperties":{"^x":{}}})", "must name its properties"},
+      {R"({"properties":{")" + std::string(513, 'a') + R"(":{}}})", "which no tag can hold"},
+      // Without the null, the reference to the whole schema never ends.
+      {R"({"anyOf":[{"type":"object","properties":{"child":{"$ref":"#"}},"required":["child"]},
+                    {"type":"null"}]})",
+       "comes back to itself in all its objects, so none ends"},
   };
   for (const auto& [schema, message] : refused) {
     EXPECT_NE(written(schema).find(message), std::string::npos) << schema << written(schema);
@@ -124,6 +129,59 @@ TEST(Constraints, ArgumentsInXml) {
   std::string wide = R"({"anyOf":[{"type":"object"})";
   for (int i = 0; i < 200; ++i) wide += R"(,{"type":"object"})";
   EXPECT_NE(written(wide + "]}").find("more than 100 options"), std::string::npos);
+}
+
+// What references mean is copied, but not more of it than a constraint may have.
+TEST(Constraints, ArgumentsInXmlAreBounded) {
+  std::string options, values;
+  for (int i = 0; i < 90; ++i) options += R"(,{"$ref":"#/$defs/x"})";
+  for (int i = 0; i < 30'000; ++i) values += ",1";
+  const std::string schema = R"({"anyOf":[)" + options.substr(1) +
+                             R"(],"$defs":{"x":{"properties":{"a":{"enum":[)" + values.substr(1) +
+                             "]}}}}}";
+  EXPECT_NE(
+      Tag(R"({"format":{"type":"json_schema","style":"glm_xml","json_schema":)" + schema + "}}")
+          .find("is too large as it is compiled, with what it refers to"),
+      std::string::npos);
+}
+
+// Readers end a value at its end tag, and cut white space around one of some texts.
+TEST(Constraints, TextsInXmlHaveNoTags) {
+  const auto written = [](const std::string& property) {
+    const std::string tag = Tag(
+        R"({"format":{"type":"json_schema","style":"glm_xml","json_schema":{"properties":{"a":)" +
+        property + R"(},"$defs":{"x":{"pattern":"^[<=>]$"}}}}})");
+    const std::string begin = R"("properties":{"a":)", end = R"(},"additionalProperties")";
+    const std::size_t at = tag.find(begin);
+    if (at == tag.npos) return tag;
+    return tag.substr(at + begin.size(), tag.find(end) - at - begin.size());
+  };
+  const std::string no_tags = R"({"type":"string","pattern":"^[\\u003d-\\u003e]$"})";
+  EXPECT_EQ(written(R"({"type":"string"})"), R"({"type":"string"})");
+  EXPECT_EQ(written(R"({"pattern":"^[<=>]$"})"), no_tags);
+  EXPECT_EQ(written(R"({"$ref":"#/$defs/x"})"), no_tags);
+  EXPECT_EQ(written(R"({"anyOf":[{"type":"null"},{"$ref":"#/$defs/x"}]})"),
+            R"({"anyOf":[{"type":"null"},)" + no_tags + "]}");
+  EXPECT_EQ(written(R"({"maxLength":2})"),
+            R"({"type":"string","pattern":"^(?:[\\u0020-\\u0021\\u0023-\\u003b\\u003d-)"
+            R"(\\u005b\\u005d-\\u07ff]|[\\u0800-\\ud7ff\\ue000-\\uffff]|)"
+            R"([\\u{10000}-\\u{10ffff}]){0,2}$"})");
+  EXPECT_EQ(written(R"({"pattern":"^(a|<b>){0,300}$"})"),
+            R"({"type":"string","pattern":"^a{0,300}é{0}$"})");
+  EXPECT_EQ(written(R"({"pattern":"^(<b>)?$"})"), R"({"enum":[""]})");
+  // Within a list or an object it is JSON.
+  EXPECT_EQ(written(R"({"type":"array","items":{"pattern":"^[<=>]$"}})"),
+            R"({"type":"array","items":{"type":"string","pattern":"^[\\u003c-\\u003e]$"}})");
+  EXPECT_EQ(written(R"({"enum":["<","</a>","",5]})"), R"({"enum":["<","</a>","",5]})");
+  const std::pair<std::string, std::string> refused[] = {
+      {R"({"pattern":"<b>"})", "for 'a' has only values with '<', which no tag can hold"},
+      {R"({"enum":["x","y</arg_value>"]})", "for 'a' has the value 'y</arg_value>', which no tag"},
+      {R"({"anyOf":[{"const":" x"},{"type":"null"}]})", "for 'a' has the value ' x', which no tag"},
+      {R"({"const":"x\n"})", "for 'a' has the value 'x\n', which no tag"},
+  };
+  for (const auto& [property, message] : refused) {
+    EXPECT_NE(written(property).find(message), std::string::npos) << written(property);
+  }
 }
 
 TEST(Constraints, AnyObject) {
