@@ -60,13 +60,17 @@ TEST(ArgumentTypes, WhiteSpaceIsNoPartOfChosenTexts) {
   ArgumentTypes types;
   types.Add("f", R"({"properties":{"a":{"type":"string"},"b":{"enum":["x"]},
                                    "c":{"type":"string","maxLength":9},
-                                   "d":{"type":"string","format":"date"}}})");
+                                   "d":{"type":"string","format":"date"},
+                                   "e":{"type":"string","maxLength":5.0},
+                                   "f":{"type":"string","maxLength":1e300}}})");
   EXPECT_FALSE(types.Of("f", "a").trims);
   EXPECT_TRUE(types.Of("f", "b").trims);
   EXPECT_FALSE(types.Of("f", "c").trims);
   EXPECT_TRUE(types.Of("f", "d").trims);
   EXPECT_EQ(types.Of("f", "c").max_length, 9u);
   EXPECT_EQ(types.Of("f", "d").max_length, kNoMaxLength);
+  EXPECT_EQ(types.Of("f", "e").max_length, 5u);
+  EXPECT_EQ(types.Of("f", "f").max_length, kNoMaxLength);
 }
 
 // Each option refers to all of them, so to read each as often as it is met never ends.

@@ -15,6 +15,9 @@ namespace {
 constexpr int kMaxSteps = 1000;
 constexpr int kMaxDepth = 16;
 
+// In characters. A greater "maxLength" says nothing.
+constexpr double kLongestText = 1e9;
+
 class SchemaReader {
  public:
   explicit SchemaReader(const OrderedJson& root) : root_(root) {}
@@ -99,8 +102,9 @@ class SchemaReader {
       type.types = TypesOfKeywords(*target);
     }
     if (const OrderedJson* most = Find(*target, "maxLength");
-        most != nullptr && most->is_number_unsigned()) {
-      type.max_length = most->get<std::size_t>();
+        most != nullptr && most->is_number() && TypeOfValue(*most) == kIntegerType &&
+        most->get<double>() >= 0 && most->get<double>() <= kLongestText) {
+      type.max_length = static_cast<std::size_t>(most->get<double>());
     }
     type.trims |= target->contains("pattern") || target->contains("format");
     for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {

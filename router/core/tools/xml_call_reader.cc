@@ -8,6 +8,7 @@
 
 #include "common/types/text.h"
 #include "nlohmann/json.hpp"
+#include "router/core/constraint/xml_schema.h"
 #include "router/core/tools/json_string.h"
 
 namespace flotilla::router {
@@ -15,8 +16,8 @@ namespace {
 
 using Verdict = CallReader::Verdict;
 
-// Longer names are none. A property's name in a schema may be as long.
-constexpr std::size_t kMaxTagBytes = 512;
+// Longer names are none.
+constexpr std::size_t kMaxNameBytes = kMaxXmlNameBytes;
 
 constexpr unsigned kNestedTypes = kObjectType | kArrayType;
 
@@ -139,7 +140,7 @@ Verdict XmlCallReader::ReadName(char c, std::vector<OutputEvent>& events) {
   const bool ends = tags_.name_end.empty() ? c == '\n' || c == '<' : tags_.name_end[0] == c;
   if (!ends) {
     name_.push_back(c);
-    return name_.size() > kMaxTagBytes ? Verdict::kNoCall : Verdict::kReading;
+    return name_.size() > kMaxNameBytes ? Verdict::kNoCall : Verdict::kReading;
   }
   name_ = std::string(Trimmed(name_));
   if (!Commit(name_, events)) return Verdict::kNoCall;
@@ -168,8 +169,9 @@ Verdict XmlCallReader::ReadBetween(char c, std::vector<OutputEvent>& events) {
 Verdict XmlCallReader::ReadKey(char c, std::vector<OutputEvent>& events) {
   key_.push_back(c);
   if (!key_.ends_with(tags_.key_end)) {
-    return key_.size() > kMaxTagBytes ? Leave(Cat(tags_.key_begin, key_), events)
-                                      : Verdict::kReading;
+    return key_.size() >= kMaxNameBytes + tags_.key_end.size()
+               ? Leave(Cat(tags_.key_begin, key_), events)
+               : Verdict::kReading;
   }
   step_ = Step::kValueBegin;
   if (tags_.value_begin.empty()) BeginValue(events);
