@@ -40,7 +40,7 @@ void ExpressionParser::NoteUnknown(std::string_view what, std::string_view name)
 }
 
 void ExpressionParser::RefuseUnknown() {
-  if (!unknown_.empty()) Fail(unknown_);
+  if (expressions_ == 0 && !unknown_.empty()) Fail(unknown_);
 }
 
 bool ExpressionParser::StartsExpression() const {
@@ -50,7 +50,9 @@ bool ExpressionParser::StartsExpression() const {
 
 ExprPtr ExpressionParser::ParseExpression() {
   const Level level(this);
-  RefuseUnknown();
+  // A condition behind this expression is none of what is around it.
+  std::string around = std::exchange(unknown_, {});
+  ++expressions_;
   ExprPtr expr = ParseOr();
   while (SkipName("if")) {
     unknown_.clear();
@@ -61,6 +63,8 @@ ExprPtr ExpressionParser::ParseExpression() {
     --conditions_;
     expr = Node(Expr::Kind::kIf, std::move(expr), std::move(condition), std::move(otherwise));
   }
+  --expressions_;
+  if (!around.empty()) unknown_ = std::move(around);
   RefuseUnknown();
   return expr;
 }

@@ -32,9 +32,11 @@ class ExpressionParser : public TokenCursor {
   };
   ReadNames read_;
   // How many `if` statements are around. As in jinja2, a filter or test that does not exist is an
-  // error there only when it is called, and so it is in an inline if.
+  // error there only when it is called, and so it is in an inline if. jinja2 ends that at blocks
+  // within the `if`, whose bodies then fail with the template; here it holds in them, too.
   int conditions_ = 0;
-  // Fails if a filter or test does not exist that an expression without a condition has.
+  // Fails if a filter or test does not exist that an expression without a condition has. Within an
+  // expression that waits, because a condition may follow.
   void RefuseUnknown();
   // An expression that joins the texts of others.
   ExprPtr Joined(std::vector<ExprPtr> parts);
@@ -96,6 +98,7 @@ class ExpressionParser : public TokenCursor {
   // Notes a filter or test that does not exist, unless it is in a condition.
   void NoteUnknown(std::string_view what, std::string_view name);
   std::string unknown_;  // the error of the first one in this expression
+  int expressions_ = 0;  // that are being parsed, one within another
 };
 
 }  // namespace flotilla::jinja

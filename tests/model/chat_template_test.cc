@@ -250,7 +250,10 @@ TEST(ChatTemplate, RefusalsNameLineAndProblem) {
 TEST(ChatTemplate, WhatDoesNotExistMayStandInACondition) {
   for (const std::string source :
        {"{% if X is nosuch %}{% elif X %}{{ 1 | nosuch }}{% endif %}ok",
+        // jinja2 refuses the body of a loop, which no template needs.
         "{% if X %}{% for x in [1] %}{{ x | nosuch }}{% endfor %}{% endif %}ok",
+        "{{ 1 | nosuch(1) if X else 'ok' }}", "{{ (1 | nosuch(2 | nosuch)) if X else 'ok' }}",
+        "{{ [1 | nosuch, 2] if X else 'ok' }}", "{{ 'a'[1 | nosuch] if X else 'ok' }}",
         "{{ 1 | nosuch if X else 'ok' }}", "{{ 'ok' if not X else 1 | nosuch }}"}) {
     const auto with = [&](const std::string& value) {
       return RenderText("{% set X = " + value + " %}" + source);
@@ -264,6 +267,14 @@ TEST(ChatTemplate, WhatDoesNotExistMayStandInACondition) {
     ASSERT_TRUE(no.ok()) << source << no.status();
     EXPECT_EQ(*no, "ok");
     EXPECT_THAT(std::string(yes.status().message()), HasSubstr("no filter 'nosuch'")) << source;
+  }
+  // The condition is of another expression, within or beside.
+  for (const char* source :
+       {"{{ (1 if X else 2) | nosuch }}", "{{ 1 | nosuch(1 if X) }}", "{{ 1 | nosuch(1) }}",
+        "{{ [1 | nosuch, 1 if X] }}", "{{ 1 | nosuch, 1 if X }}",
+        "{% for x in (1 | nosuch) %}{% endfor %}"}) {
+    const auto text = RenderText(std::string("{% set X = 0 %}") + source);
+    EXPECT_THAT(std::string(text.status().message()), HasSubstr("no filter 'nosuch'")) << source;
   }
 }
 
