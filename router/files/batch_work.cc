@@ -143,7 +143,8 @@ absl::Status BatchWork::Recover() {
 void BatchWork::BeginAnswering() {
   const std::uint64_t kept =
       parts_.store->DataBytes(batch_.output_id) + parts_.store->DataBytes(batch_.error_id);
-  parts_.store->ledger().Release(batch_.tenant, reserved_ - kept);  // some may be cut off
+  parts_.store->ledger().Release(batch_.tenant, reserved_);
+  parts_.store->ledger().Hold(batch_.tenant, kept);  // fewer, if some were cut off
   reserved_ = kept;
   runner_.emplace(LineRunner::Parts{
       .handler = parts_.handler,

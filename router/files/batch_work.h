@@ -71,8 +71,11 @@ class BatchWork {
   absl::Status Step();
   std::int64_t due_ns(std::int64_t now_ns, std::int64_t rest_ns) const;
   bool complete() const { return core_.complete(); }
-  // Whether FailTheRest has written lines, maybe in an earlier work.
-  bool expired() const { return core_.counts().by_status.contains(0); }
+  // What it ends as once it is complete. FailTheRest may have written its last lines before, and
+  // the record of its end was not kept.
+  BatchStatus complete_status() const {
+    return core_.counts().by_status.contains(0) ? BatchStatus::kExpired : BatchStatus::kCompleted;
+  }
 
   // Drops what is in flight. No line starts any more.
   void Stop();

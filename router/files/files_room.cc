@@ -300,13 +300,10 @@ absl::StatusOr<bool> FilesRoom::StepWork(BatchWork& work) {
   }
   if (work.phase() != Phase::kAnswering) return true;
   if (cancelled) return EndWork(work, BatchStatus::kCancelled);
-  // Its last lines may have been failed before, and the record of its end was not kept.
-  if (work.complete()) {
-    return EndWork(work, work.expired() ? BatchStatus::kExpired : BatchStatus::kCompleted);
-  }
+  if (work.complete()) return EndWork(work, work.complete_status());
   if (late) return EndWork(work, BatchStatus::kExpired);
   if (absl::Status s = work.Step(); !s.ok()) return s;
-  return work.complete() ? EndWork(work, BatchStatus::kCompleted) : absl::StatusOr<bool>(true);
+  return work.complete() ? EndWork(work, work.complete_status()) : absl::StatusOr<bool>(true);
 }
 
 absl::StatusOr<bool> FilesRoom::EndWork(BatchWork& work, BatchStatus status) {
@@ -327,19 +324,29 @@ absl::StatusOr<bool> FilesRoom::EndWork(BatchWork& work, BatchStatus status) {
 
 bool FilesRoom::Retry(BatchWork& work, const absl::Status& why) {
   const StoredBatch& batch = *ledger().FindBatch(work.id());
+  const bool began = batch.since_s[static_cast<std::size_t>(BatchStatus::kInProgress)] != 0;
   const bool no_room = ErrorCode(why) == kQuotaExceeded;
+  const bool late = batch.expires_s <= parts_.now_s();
+  // What the disk does not take now, it may take later: the answers, or the record of the end that
+  // the batch has come to. Only what cannot be read is not waited for when the window is over.
+  const bool reads = began && (work.phase() == BatchWork::Phase::kReading ||
+                               work.phase() == BatchWork::Phase::kRecovering);
+  const bool waits = absl::IsUnavailable(why) && !reads;
   parts_.log->Warning("batch cannot go on",
                       {{"batch", work.id()}, {"tenant", work.tenant()}, {"reason", why}});
   work.Stop();
   // What may not be on the disk is not counted for good: a new work writes it again.
   const bool synced = work.Sync().ok();
-  if (synced && (no_room || batch.expires_s <= parts_.now_s())) {
+  if (synced && (no_room || (late && !waits))) {
     const bool cancelled = batch.status == BatchStatus::kCancelling;
     BatchEnd end = work.End(cancelled ? BatchStatus::kCancelled : BatchStatus::kFailed);
-    end.errors.push_back({.code = no_room ? std::string(kQuotaExceeded) : "server_error",
-                          .message = std::string(why.message()),
-                          .param = "",
-                          .line = 0});
+    // The log has the other reasons, which name paths of this server.
+    end.errors.push_back(
+        {.code = no_room ? std::string(kQuotaExceeded) : "server_error",
+         .message = no_room ? std::string(why.message())
+                            : "the server could not go on with the batch until its window was over",
+         .param = "",
+         .line = 0});
     if (CommitEnd(work.id(), std::move(end)).ok()) return false;
   }
   parts_.metrics->OnStuck();

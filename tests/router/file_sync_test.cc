@@ -178,6 +178,48 @@ TEST_F(FileSyncTest, ABatchWhoseWindowIsOverStaysExpiredWhenItsEndIsTriedAgain) 
   EXPECT_EQ(batch.counts, (RequestCounts{.total = 6, .completed = 1, .failed = 5}));
 }
 
+TEST_F(FileSyncTest, ABatchExpiresOnceTheRecordOfItIsKept) {
+  const std::string id = AnswerFour();
+  now_s_ += 86'400;
+  FailOnce("/journal");
+  Steps();
+  EXPECT_EQ(Batch("a", id).status, BatchStatus::kInProgress);
+  EXPECT_FALSE(store_->broken());
+  Wait();
+  ExpectKept(id, BatchStatus::kExpired, {"r0", "r1", "r2", "r3"});
+  const StoredBatch batch = Batch("a", id);
+  EXPECT_EQ(batch.counts, (RequestCounts{.total = 6, .completed = 4, .failed = 2}));
+  EXPECT_TRUE(batch.errors.empty());
+}
+
+TEST_F(FileSyncTest, ABatchThatNeverBeganExpiresOnceTheRecordOfItIsKept) {
+  Restart();
+  const std::string id = Order("a", Upload("a", Input(6)));
+  now_s_ += 86'400;
+  FailOnce("/journal");
+  Steps();
+  EXPECT_EQ(Batch("a", id).status, BatchStatus::kValidating);
+  Wait();
+  EXPECT_EQ(Batch("a", id).status, BatchStatus::kExpired);
+  EXPECT_TRUE(Batch("a", id).errors.empty());
+}
+
+TEST_F(FileSyncTest, ABatchThatIsAnsweredCompletesAfterItsWindow) {
+  const std::string id = AnswerFour();
+  FailOnce("/journal");
+  Finish();
+  EXPECT_EQ(handler_.requests.size(), 6u);
+  now_s_ += 86'400;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(Batch("a", id).status, BatchStatus::kInProgress);
+    FailOnce("/journal");
+    Wait();
+  }
+  Wait();
+  ExpectKept(id, BatchStatus::kCompleted, {"r0", "r1", "r2", "r3", "r4", "r5"});
+  EXPECT_TRUE(Batch("a", id).errors.empty());
+}
+
 TEST_F(FileSyncTest, AnUploadThatTheDiskDoesNotKeepLeavesNothing) {
   Restart();
   const std::string mib(1 << 20, 'x');
