@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kMaxAnswerBytes = std::size_t{1} << 30;
 // Lines are written again in pieces of about this size.
 constexpr std::size_t kAgainBytes = 256 << 10;
-// They are synced when so many were written, between two slices, so that no sync takes a long time.
+// They are synced when so many were written, so that no sync takes a long time.
 constexpr std::size_t kAgainSyncBytes = 8 << 20;
 
 }  // namespace
@@ -80,6 +80,8 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
     again_ += '\n';
     if (again_.size() < kAgainBytes) continue;
     if (absl::Status kept = WriteAgain(); !kept.ok()) return kept;
+    if (again_bytes_ < kAgainSyncBytes) continue;
+    if (absl::Status kept = Sync(); !kept.ok()) return kept;
   }
   if (absl::Status s = again_bytes_ < kAgainSyncBytes ? WriteAgain() : Sync(); !s.ok()) return s;
   return Recovered::kMore;

@@ -166,6 +166,24 @@ TEST_F(AnswerFileTest, WhatASyncHasLostIsWrittenAgain) {
   EXPECT_EQ(Content(), "one\ntwo\nthree\n");
 }
 
+TEST_F(AnswerFileTest, ALongFileIsSyncedWhileItIsRead) {
+  std::string text;
+  for (int i = 0; i < 20; ++i) text += std::string((1 << 20) - 1, 'x') + '\n';
+  Write(text);
+  router::FailingDisk disk;
+  int syncs = 0;
+  disk.fails = [&](std::string_view path) {
+    if (path == path_) ++syncs;
+    return false;
+  };
+  auto file = AnswerFile::Open(path_, &disk);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(Recover(*file, false).size(), 20u);
+  EXPECT_EQ(syncs, 2);  // after 8 and 16 MiB
+  EXPECT_TRUE(file->Sync().ok());
+  EXPECT_EQ(Content(), text);
+}
+
 TEST_F(AnswerFileTest, ADamagedLineIsCutOffWithAllThatFollowIt) {
   Write("one\nt?o\nthree\n");
   auto file = AnswerFile::Open(path_, &disk_);
