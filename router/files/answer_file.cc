@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -26,8 +27,11 @@ constexpr std::size_t kAgainSyncBytes = 8 << 20;
 
 }  // namespace
 
-absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path, Disk* disk) {
-  if (path == "-") return AnswerFile("standard output", UniqueFd(dup(STDOUT_FILENO)), false, disk);
+absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path, Disk* disk,
+                                            std::uint64_t kept) {
+  if (path == "-") {
+    return AnswerFile("standard output", UniqueFd(dup(STDOUT_FILENO)), false, disk, 0);
+  }
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!fd.ok()) return ErrnoError("cannot open", path);
   const bool regular = IsRegular(fd.get());
@@ -42,7 +46,7 @@ absl::StatusOr<AnswerFile> AnswerFile::Open(const std::string& path, Disk* disk)
     if (!parent.ok() || !disk->Sync(parent.get()))
       return ErrnoError("cannot sync the folder of", path);
   }
-  return AnswerFile(path, std::move(fd), regular, disk);
+  return AnswerFile(path, std::move(fd), regular, disk, kept);
 }
 
 absl::Status AnswerFile::Error(std::string_view what) const { return ErrnoError(what, path_); }
@@ -58,6 +62,7 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
     }
     if (!line->has_value()) {
       if (absl::Status s = WriteAgain(); !s.ok()) return s;
+      EndAt(read_end_);
       recovery_.reset();
       return Recovered::kWhole;
     }
@@ -67,6 +72,7 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
       if (ftruncate(fd_.get(), static_cast<off_t>((*line)->begin)) != 0) {
         return Error("cannot cut off the last lines of");
       }
+      EndAt((*line)->begin);
       recovery_.reset();
       return (*line)->whole ? Recovered::kDamaged : Recovered::kTorn;
     }
@@ -75,6 +81,8 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
                           absl::StrCat(path_, " line ", (*line)->number, ": ", s.message()));
     }
     read += (*line)->text.size() + 1;
+    read_end_ = (*line)->begin + (*line)->text.size() + 1;
+    if (read_end_ <= kept_) continue;
     if (again_.empty()) again_at_ = (*line)->begin;
     again_ += (*line)->text;
     again_ += '\n';
@@ -89,15 +97,33 @@ absl::StatusOr<AnswerFile::Recovered> AnswerFile::Recover(
 
 absl::Status AnswerFile::WriteAgain() {
   const std::string lines = std::exchange(again_, {});
+  if (lines.empty()) return absl::OkStatus();
   again_bytes_ += lines.size();
-  if (lines.empty() || disk_->WriteAgain(fd_.get(), again_at_, lines)) return absl::OkStatus();
-  return lost_ = Error("cannot write again what is in");
+  if (!disk_->WriteAgain(fd_.get(), again_at_, lines)) {
+    return Lose("cannot write again what is in");
+  }
+  written_ = again_at_ + lines.size();
+  return absl::OkStatus();
+}
+
+absl::Status AnswerFile::Lose(std::string_view what) {
+  kept_ = 0;
+  return lost_ = Error(what);
+}
+
+void AnswerFile::EndAt(std::uint64_t end) {
+  kept_ = std::min(kept_, end);
+  written_ = end;
 }
 
 absl::Status AnswerFile::Append(std::string_view lines) {
   struct stat before {};
   const bool known = regular_ && fstat(fd_.get(), &before) == 0;
-  if (WriteAll(fd_.get(), lines)) return absl::OkStatus();
+  if (WriteAll(fd_.get(), lines)) {
+    const bool ours = known && static_cast<std::uint64_t>(before.st_size) == written_;
+    if (ours) written_ += lines.size();
+    return absl::OkStatus();
+  }
   absl::Status error = Error("cannot write to");
   if (known && ftruncate(fd_.get(), before.st_size) != 0) {
     error = Error("cannot cut off half a line of");
@@ -109,8 +135,9 @@ absl::Status AnswerFile::Sync() {
   if (!regular_ || !lost_.ok()) return lost_;
   if (absl::Status s = WriteAgain(); !s.ok()) return s;
   again_bytes_ = 0;
-  if (!disk_->Sync(fd_.get())) lost_ = Error("cannot sync");
-  return lost_;
+  if (!disk_->Sync(fd_.get())) return Lose("cannot sync");
+  kept_ = written_;
+  return absl::OkStatus();
 }
 
 }  // namespace flotilla::router

@@ -27,8 +27,8 @@ bool IsEmpty(std::string_view line) {
 
 }  // namespace
 
-BatchWork::BatchWork(const Parts& parts, const StoredBatch& batch)
-    : parts_(parts), batch_(batch), core_(1, /*max_unavailable=*/0) {}
+BatchWork::BatchWork(const Parts& parts, const StoredBatch& batch, const KeptAnswers& kept)
+    : parts_(parts), batch_(batch), kept_(kept), core_(1, /*max_unavailable=*/0) {}
 
 BatchWork::~BatchWork() {
   runner_.reset();
@@ -108,11 +108,11 @@ absl::Status BatchWork::AddLine(const TextLine& line) {
 // --- The answers -------------------------------------------------------------
 
 absl::Status BatchWork::Begin() {
-  absl::StatusOr<AnswerFile> output =
-      AnswerFile::Open(parts_.store->DataPath(batch_.output_id), &parts_.store->disk());
+  absl::StatusOr<AnswerFile> output = AnswerFile::Open(parts_.store->DataPath(batch_.output_id),
+                                                       &parts_.store->disk(), kept_.output);
   if (!output.ok()) return output.status();
-  absl::StatusOr<AnswerFile> errors =
-      AnswerFile::Open(parts_.store->DataPath(batch_.error_id), &parts_.store->disk());
+  absl::StatusOr<AnswerFile> errors = AnswerFile::Open(parts_.store->DataPath(batch_.error_id),
+                                                       &parts_.store->disk(), kept_.errors);
   if (!errors.ok()) return errors.status();
   output_ = *std::move(output);
   error_output_ = *std::move(errors);
@@ -202,6 +202,11 @@ absl::Status BatchWork::Sync() {
   if (!output_.has_value()) return absl::OkStatus();
   if (absl::Status s = output_->Sync(); !s.ok()) return s;
   return error_output_->Sync();
+}
+
+KeptAnswers BatchWork::kept() const {
+  if (!output_.has_value()) return kept_;
+  return {.output = output_->kept(), .errors = error_output_->kept()};
 }
 
 RequestCounts BatchWork::counts() const {

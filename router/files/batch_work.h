@@ -28,6 +28,11 @@ namespace flotilla::router {
 // of memory for each, besides its custom_id.
 inline constexpr std::size_t kMaxClientLines = 50'000;
 
+// AnswerFile::kept of a batch's files.
+struct KeptAnswers {
+  std::uint64_t output = 0, errors = 0;
+};
+
 class BatchWork {
  public:
   struct Parts {
@@ -45,8 +50,8 @@ class BatchWork {
     kAnswering,   // Step is to be called
   };
 
-  // The store outlives it. `batch` is copied.
-  BatchWork(const Parts& parts, const StoredBatch& batch);
+  // The store outlives it. `batch` is copied. `kept`: of an earlier work of this process.
+  BatchWork(const Parts& parts, const StoredBatch& batch, const KeptAnswers& kept = {});
   ~BatchWork();
 
   const std::string& id() const { return batch_.id; }
@@ -84,6 +89,8 @@ class BatchWork {
   // Returns when all answers that count are on the disk. After an error all later calls fail, too;
   // a new work recovers the answers, and can sync them.
   absl::Status Sync();
+  // Which answers a later work of this process need not write and sync again.
+  KeptAnswers kept() const;
 
   RequestCounts counts() const;
   // What the batch has come to, once it was stopped or is complete, and was synced.
@@ -97,6 +104,7 @@ class BatchWork {
 
   const Parts parts_;
   const StoredBatch batch_;
+  const KeptAnswers kept_;  // when it began
   Phase phase_ = Phase::kReading;
   BatchCore core_;
   UniqueFd input_;

@@ -212,7 +212,9 @@ std::int64_t FilesRoom::Step() {
     }
     if (!goes_on.ok() && Retry(work, goes_on.status())) {
       retry_ns_[work.id()] = now_ns + kRetryNs;
+      kept_[work.id()] = work.kept();
     } else {
+      kept_.erase(work.id());
       due_ns = now_ns;  // another batch has its turn
     }
     counted_.erase(work.id());
@@ -268,7 +270,7 @@ void FilesRoom::StartWorks() {
                                                      .clock = parts_.clock,
                                                      .on_reply = parts_.on_reply,
                                                      .models_due_ns = models_due_ns_},
-                                    *batch);
+                                    *batch, kept_[batch->id]);
   }
 }
 

@@ -135,6 +135,7 @@ class FilesRoom {
   std::map<std::string, std::unique_ptr<BatchWork>> works_;  // by id
   absl::flat_hash_map<std::string, RequestCounts> counted_;  // what metrics know of each work
   absl::flat_hash_map<std::string, std::int64_t> retry_ns_;  // by id of a batch whose work failed
+  absl::flat_hash_map<std::string, KeptAnswers> kept_;       // the same, until the batch is over
   std::int64_t expire_ns_ = 0;  // before then, nothing too old is dropped
   std::uint64_t failed_syncs_;  // of which the log has
   std::int64_t repair_ns_ = 0;  // before then, the journal is not repaired

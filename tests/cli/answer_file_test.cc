@@ -166,6 +166,48 @@ TEST_F(AnswerFileTest, WhatASyncHasLostIsWrittenAgain) {
   EXPECT_EQ(Content(), "one\ntwo\nthree\n");
 }
 
+TEST_F(AnswerFileTest, WhatThisProcessHasSyncedIsNotWrittenAgain) {
+  Write("zero\n");  // by another process
+  router::FailingDisk disk;
+  std::uint64_t kept = 0;
+  const auto reopen = [&](std::size_t lines, std::size_t written_again) {
+    disk.written_again = 0;
+    auto file = AnswerFile::Open(path_, &disk, kept);
+    EXPECT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(Recover(*file, false).size(), lines);
+    EXPECT_EQ(disk.written_again, written_again);
+    return file;
+  };
+  {
+    auto file = reopen(1, 5);
+    EXPECT_EQ(file->kept(), 0u);
+    ASSERT_TRUE(file->Append("one\n").ok() && file->Sync().ok());
+    kept = file->kept();
+    EXPECT_EQ(kept, 9u);
+    ASSERT_TRUE(file->Append("two\n").ok());
+    EXPECT_EQ(file->kept(), kept);
+  }
+  {
+    auto file = reopen(3, 4);
+    ASSERT_TRUE(file->Sync().ok());
+    EXPECT_EQ(file->kept(), 13u);
+    ASSERT_TRUE(file->Append("three\n").ok());
+    disk.fails = [this](std::string_view path) { return path == path_; };
+    EXPECT_FALSE(file->Sync().ok());
+    disk.fails = nullptr;
+    kept = file->kept();
+    EXPECT_EQ(kept, 0u);
+  }
+  reopen(4, 19)->Sync().IgnoreError();
+  EXPECT_EQ(disk.Lost(folder_.path()), 0u);
+  kept = 19;
+  Write("zero\none\nt");  // the end is gone
+  auto file = AnswerFile::Open(path_, &disk, kept);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(Recover(*file, true).size(), 2u);
+  EXPECT_EQ(file->kept(), 9u);
+}
+
 TEST_F(AnswerFileTest, ALongFileIsSyncedWhileItIsRead) {
   std::string text;
   for (int i = 0; i < 20; ++i) text += std::string((1 << 20) - 1, 'x') + '\n';

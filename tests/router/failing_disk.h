@@ -25,8 +25,10 @@ class FailingDisk final : public Disk {
  public:
   // Whether a sync of this path fails. Empty: none does.
   std::function<bool(std::string_view path)> fails;
+  std::size_t written_again = 0;  // bytes
 
   bool WriteAgain(int fd, std::uint64_t at, std::string_view text) override {
+    written_again += text.size();
     std::string& bytes = bytes_[PathOf(fd)];
     const std::size_t end = std::min<std::size_t>(bytes.size(), at + text.size());
     for (std::size_t i = at; i < end; ++i) bytes[i] = kDirty;

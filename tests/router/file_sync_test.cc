@@ -220,6 +220,22 @@ TEST_F(FileSyncTest, ABatchThatIsAnsweredCompletesAfterItsWindow) {
   EXPECT_TRUE(Batch("a", id).errors.empty());
 }
 
+TEST_F(FileSyncTest, AnswersThatThisProcessHasSyncedAreNotWrittenAgain) {
+  const std::string id = AnswerFour();
+  FailOnce("/journal");
+  Finish();
+  for (int i = 0; i < 3; ++i) {
+    FailOnce("/journal");
+    Wait();
+    EXPECT_EQ(Batch("a", id).status, BatchStatus::kInProgress);
+    EXPECT_EQ(disk_.written_again, 0u);
+  }
+  Restart();  // another process knows nothing of them
+  Steps(8);
+  ExpectKept(id, BatchStatus::kCompleted, {"r0", "r1", "r2", "r3", "r4", "r5"});
+  EXPECT_EQ(disk_.written_again, Content("a", Batch("a", id).output_id).size());
+}
+
 TEST_F(FileSyncTest, AnUploadThatTheDiskDoesNotKeepLeavesNothing) {
   Restart();
   const std::string mib(1 << 20, 'x');
