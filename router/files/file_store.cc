@@ -81,6 +81,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder, F
   if (!journal.ok()) return journal.status();
   if (absl::Status s = store->Rewrite(); !s.ok()) {
     if (store->broken_ || !store->Reopen(*journal).ok()) return s;
+    store->snapshot_bytes_ = journal->size();
   }
   if (absl::Status s = store->RemoveStrays(); !s.ok()) return s;
   store->HoldBlocks();
@@ -124,9 +125,10 @@ absl::StatusOr<std::string> FileStore::ReadJournal() {
 
 absl::Status FileStore::Reopen(std::string_view text) {
   const std::string path = folder_ + "/journal";
-  journal_.Reset(open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
+  UniqueFd journal(open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
   struct stat stat {};
-  if (!journal_.ok() || fstat(journal_.get(), &stat) != 0) return Error("cannot open", path);
+  if (!journal.ok() || fstat(journal.get(), &stat) != 0) return Error("cannot open", path);
+  journal_ = std::move(journal);
   // To cut off nothing would cut off the blocks behind the end.
   const bool torn = static_cast<std::uint64_t>(stat.st_size) != text.size();
   if ((torn && ftruncate(journal_.get(), static_cast<off_t>(text.size())) != 0) ||
@@ -134,8 +136,19 @@ absl::Status FileStore::Reopen(std::string_view text) {
       !SyncFolder(folder_)) {
     return Error("cannot go on with", path);
   }
-  journal_bytes_ = snapshot_bytes_ = text.size();
+  journal_bytes_ = text.size();
   return absl::OkStatus();
+}
+
+absl::Status FileStore::ReopenAsItIs() {
+  const std::string path = folder_ + "/journal";
+  std::string text(journal_bytes_, '\0');
+  if (!ReadAt(journal_.get(), 0, text)) return Error("cannot read", path);
+  // Some systems drop what a failed sync was to write.
+  FileLedger ledger(ledger_.limits());
+  const absl::StatusOr<std::size_t> whole = ReplayJournal(text, ledger);
+  if (!whole.ok() || *whole != text.size()) return absl::DataLossError(Cat(path, " is damaged"));
+  return Reopen(text);
 }
 
 bool FileStore::HoldBlocks() {
@@ -180,7 +193,8 @@ absl::Status FileStore::Rewrite() {
   journal_ = std::move(file);
   journal_bytes_ = snapshot_bytes_ = text.size();
   held_end_ = 0;
-  broken_ = !SyncFolder(folder_);
+  named_ = SyncFolder(folder_);
+  broken_ = !named_;
   return broken_ ? Error("cannot sync the folder", folder_) : absl::OkStatus();
 }
 
@@ -210,8 +224,12 @@ absl::Status FileStore::Repair() {
   held_end_ = 0;
   [[maybe_unused]] const bool cut =
       ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) == 0;
-  const absl::Status s = OrNoMemory([this] { return Rewrite(); });
-  if (s.ok()) HoldBlocks();
+  absl::Status s = OrNoMemory([this] { return Rewrite(); });
+  if (!s.ok() && named_ && OrNoMemory([this] { return ReopenAsItIs(); }).ok()) {
+    broken_ = false;
+    s = absl::OkStatus();
+  }
+  HoldBlocks();  // also if the journal stays broken: they are free now, and for changes to come
   return s;
 }
 
@@ -234,13 +252,13 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     Repair().IgnoreError();
     return WithField(error, "", kFilesReadOnly);
   }
-  journal_bytes_ += line.size();
   std::vector<std::string> dropped = record.removed;
   if (record.batch.has_value()) {
     dropped.push_back(record.batch->output_id);
     dropped.push_back(record.batch->error_id);
   }
   ledger_whole_ = false;
+  journal_bytes_ += line.size();  // to here the journal has what the ledger has
   if (absl::Status s = ledger_.Apply(std::move(record)); !s.ok()) return s;
   ledger_whole_ = true;
   broken_ = false;

@@ -50,8 +50,9 @@ class FileStore {
   bool broken() const { return broken_; }
   // If it is: UNAVAILABLE with kFilesReadOnly.
   absl::Status CheckJournal() const;
-  // Replaces a journal that is broken. UNAVAILABLE: the disk does not take another. INTERNAL:
-  // memory ran out while the ledger changed, so only the next process knows what is in it.
+  // Replaces a journal that is broken or, if there is no room for another, writes it again in
+  // place. UNAVAILABLE: the disk takes neither. INTERNAL: memory ran out while the ledger changed,
+  // so only the next process knows what is in it.
   absl::Status Repair();
 
   // The path of the data of an id that this process or the ledger made.
@@ -79,6 +80,8 @@ class FileStore {
   // Goes on with the journal that is there, which begins with `text`: writes this again in place,
   // and cuts off the rest. It needs no room on most disks.
   absl::Status Reopen(std::string_view text);
+  // The same with what the journal has of the ledger. DATA_LOSS: it does not have all of it.
+  absl::Status ReopenAsItIs();
   // Takes blocks of the disk beyond the end of the journal, as many as it is to hold. False: it has
   // fewer now, and errno says why. True also if this file system cannot.
   bool HoldBlocks();
@@ -92,6 +95,7 @@ class FileStore {
   std::uint64_t journal_bytes_ = 0, snapshot_bytes_ = 0;
   std::uint64_t held_end_ = 0;  // the journal holds blocks up to here
   bool broken_ = false;
+  bool named_ = true;         // that journal_ is the journal is on the disk
   bool ledger_whole_ = true;  // it has no record in part
 };
 

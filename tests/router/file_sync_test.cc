@@ -1,13 +1,16 @@
 // Syncs that fail: what a client was told stays true when the machine then dies, and a process that
 // comes later believes nothing that is not on the disk.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -333,6 +336,51 @@ TEST_F(FileSyncTest, NothingChangesUntilAJournalCanBeWritten) {
   EXPECT_TRUE(room_->RemoveFile("a", unused).ok());
 }
 
+TEST_F(FileSyncTest, AJournalThatHasNoRoomForASuccessorIsWrittenInPlace) {
+  Restart();
+  const std::string input = Upload("a", Input(1)), path = folder_ + "/journal";
+  const auto held = [&path] {
+    struct stat stat {};
+    EXPECT_EQ(::stat(path.c_str(), &stat), 0);
+    return stat.st_blocks;
+  };
+  const auto before = held();
+  // As if the disk were full.
+  disk_.fails = [done = false](std::string_view path) mutable {
+    if (path.ends_with("/journal")) return !std::exchange(done, true);
+    return path.ends_with("/journal.new");
+  };
+  const BatchOrder order = {.input_file_id = input, .window_s = 86'400, .metadata = "null"};
+  EXPECT_EQ(ErrorCode(room_->AddBatch("a", order).status()), kFilesReadOnly);
+  EXPECT_FALSE(store_->broken());
+  EXPECT_GE(held(), before);  // what is held for changes that free the disk
+  EXPECT_EQ(disk_.Lost(folder_), 0u);
+  const std::string id = Order("a", input);
+  End();
+  disk_.Crash(folder_);
+  Heal();
+  Restart();
+  EXPECT_EQ(room_->ListBatches("a", {})->first.size(), 1u);
+  EXPECT_EQ(Batch("a", id).order.input_file_id, input);
+}
+
+TEST_F(FileSyncTest, AJournalThatIsGoneIsNotWrittenInPlace) {
+  Restart();
+  const std::string input = Upload("a", Input(1));
+  Fail("/journal");  // and its successor
+  EXPECT_FALSE(room_->RemoveFile("a", input).ok());
+  // Some systems drop what a failed sync was to write, and here more than that.
+  std::ofstream(folder_ + "/journal", std::ios::in).put('?');
+  Fail("/journal.new");
+  Wait();
+  EXPECT_TRUE(store_->broken());
+  Heal();
+  Wait();
+  EXPECT_FALSE(store_->broken());
+  Restart();
+  EXPECT_EQ(Content("a", input), Input(1));
+}
+
 TEST_F(FileSyncTest, AJournalWhoseNameMayBeLostIsWrittenAgain) {
   Restart();
   const std::string input = Upload("a", "x");
@@ -344,8 +392,11 @@ TEST_F(FileSyncTest, AJournalWhoseNameMayBeLostIsWrittenAgain) {
   while (!store_->broken() && added < 20) added += room_->AddBatch("a", order).ok() ? 1 : 0;
   EXPECT_EQ(added, 11);  // when the journal had more than 1 MiB, and was shortened
   EXPECT_EQ(ErrorCode(room_->AddBatch("a", order).status()), kFilesReadOnly);
-  Heal();
+  Fail("/journal.new");  // to write the journal in place would not name it again
   Steps();
+  EXPECT_TRUE(store_->broken());
+  Heal();
+  Wait();
   EXPECT_FALSE(store_->broken());
   EXPECT_TRUE(room_->AddBatch("a", order).ok());
   Restart();
