@@ -32,9 +32,7 @@ absl::Status NoSuchFile(std::string_view id) {
 }  // namespace
 
 FilesRoom::FilesRoom(Parts parts)
-    : parts_(std::move(parts)),
-      models_due_ns_(parts_.clock->NowNs() + kModelsDueNs),
-      failed_syncs_(parts_.store->disk().failures()) {}
+    : parts_(std::move(parts)), models_due_ns_(parts_.clock->NowNs() + kModelsDueNs) {}
 
 // --- Files -------------------------------------------------------------------
 
@@ -250,7 +248,8 @@ void FilesRoom::WatchDisk() {
 
 absl::Status FilesRoom::Commit(LedgerRecord record) {
   absl::Status s = parts_.store->Commit(std::move(record));
-  if (!s.ok()) parts_.on_reply();  // the next step tells of a disk that fails
+  // The next step tells of a disk that fails. It may have kept this change, but not its successor.
+  if (!s.ok() || parts_.store->broken()) parts_.on_reply();
   return s;
 }
 

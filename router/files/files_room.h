@@ -136,9 +136,9 @@ class FilesRoom {
   absl::flat_hash_map<std::string, RequestCounts> counted_;  // what metrics know of each work
   absl::flat_hash_map<std::string, std::int64_t> retry_ns_;  // by id of a batch whose work failed
   absl::flat_hash_map<std::string, KeptAnswers> kept_;       // the same, until the batch is over
-  std::int64_t expire_ns_ = 0;  // before then, nothing too old is dropped
-  std::uint64_t failed_syncs_;  // of which the log has
-  std::int64_t repair_ns_ = 0;  // before then, the journal is not repaired
+  std::int64_t expire_ns_ = 0;      // before then, nothing too old is dropped
+  std::uint64_t failed_syncs_ = 0;  // of which the log has; some came before the room
+  std::int64_t repair_ns_ = 0;      // before then, the journal is not repaired
   bool stopped_ = false;
 };
 

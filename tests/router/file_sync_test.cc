@@ -403,6 +403,29 @@ TEST_F(FileSyncTest, AJournalWhoseNameMayBeLostIsWrittenAgain) {
   EXPECT_EQ(room_->ListBatches("a", {})->first.size(), 12u);
 }
 
+TEST_F(FileSyncTest, AChangeThatIsKeptInAJournalThatIsNotWakesTheRoom) {
+  Restart();
+  disk_.fails = [](std::string_view path) { return path.ends_with("/files"); };
+  int wakes = 0;
+  for (int i = 0; !store_->broken() && i < 20; ++i) {
+    auto file = room_->BeginFile("a");
+    ASSERT_TRUE(file.ok()) << file.status();
+    wakes = wakes_;
+    EXPECT_TRUE(room_->AddFile(**file, std::string(100'000, 'x'), 0).ok());
+  }
+  EXPECT_TRUE(store_->broken());
+  EXPECT_GT(wakes_, wakes);
+}
+
+TEST_F(FileSyncTest, WhatFailedWhileTheFolderWasOpenedIsTold) {
+  Restart();
+  End();
+  FailOnce("/journal.new");
+  Restart();
+  Steps();
+  EXPECT_THAT(registry_.Render(), HasSubstr("flotilla_router_file_sync_failures_total 1"));
+}
+
 TEST_F(FileSyncTest, TheNextProcessDoesNotSeeARecordThatWasNotKept) {
   Restart();
   const std::string input = Upload("a", Input(1));

@@ -88,7 +88,7 @@ class FilesTest : public ::testing::Test {
             [this](std::string_view prefix) { return absl::StrCat(std::string(prefix), ++ids_); },
         .log = &log_,
         .metrics = &metrics_,
-        .on_reply = [] {},
+        .on_reply = [this] { ++wakes_; },
         .concurrency = concurrency});
   }
   void End() {
@@ -161,7 +161,7 @@ class FilesTest : public ::testing::Test {
   std::string folder_ = scratch_.path() + "/files";
   testing::ManualClock clock_;
   std::int64_t now_s_ = 1'000'000;
-  int ids_ = 0;
+  int ids_ = 0, wakes_ = 0;
   Logger log_{LogLevel::kError};
   Metrics registry_;
   FilesMetrics metrics_{registry_};
