@@ -30,6 +30,8 @@ constexpr std::uint64_t kJournalSlack = 1 << 20;
 constexpr std::uint64_t kHeldBytes = 4 << 20;
 // A client may ask again after this time: FilesRoom repairs the journal as often.
 constexpr std::int64_t kRepairMs = 30'000;
+// The same after a change that was undone, when the journal is repaired.
+constexpr std::int64_t kUndoneMs = 1000;
 constexpr std::string_view kFilePrefix = "file-";
 
 // False: errno says why not.
@@ -248,9 +250,13 @@ absl::Status FileStore::Commit(LedgerRecord record) {
     return error;
   }
   if (!disk_.Sync(journal_.get())) {
-    const absl::Status error = Error("cannot sync the journal of", folder_);
     Repair().IgnoreError();
-    return WithField(error, "", kFilesReadOnly);
+    if (absl::Status s = CheckJournal(); !s.ok()) return s;
+    return WithRetryAfter(
+        WithField(absl::UnavailableError("the disk of this server did not keep this change, which "
+                                         "is undone"),
+                  "", kFilesReadOnly),
+        kUndoneMs);
   }
   std::vector<std::string> dropped = record.removed;
   if (record.batch.has_value()) {

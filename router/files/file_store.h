@@ -42,8 +42,8 @@ class FileStore {
 
   // Writes the record, applies it, and removes the data that nobody needs any more. UNAVAILABLE: it
   // cannot be written, or it adds a file or a batch, or begins to compute one, and the disk is
-  // full; the ledger has not changed. If it is then unknown what the journal has on the disk, all
-  // later changes fail, too, until Repair works.
+  // full; the ledger has not changed. With kFilesReadOnly: a sync failed. If it is then unknown
+  // what the journal has on the disk, all later changes fail, too, until Repair works.
   absl::Status Commit(LedgerRecord record);
 
   // Whether what the journal has on the disk is unknown.

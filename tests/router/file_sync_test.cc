@@ -277,6 +277,8 @@ TEST_F(FileSyncTest, AChangeThatTheJournalDoesNotKeepIsUndone) {
       room_->AddBatch("a", {.input_file_id = input, .window_s = 1, .metadata = "null"}).status();
   EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
   EXPECT_EQ(ErrorCode(lost), kFilesReadOnly);
+  EXPECT_EQ(RetryAfterMs(lost), 1000);
+  EXPECT_EQ(lost.message().find(folder_), std::string::npos) << lost;
   EXPECT_FALSE(store_->broken());  // the journal was written anew
   FailOnce("/journal");
   EXPECT_TRUE(absl::IsUnavailable(room_->RemoveFile("a", unused)));
@@ -309,10 +311,10 @@ TEST_F(FileSyncTest, NothingChangesUntilAJournalCanBeWritten) {
   const std::string id = Order("a", input);
   Steps();
   Fail("/journal");  // and its successor
-  EXPECT_TRUE(absl::IsUnavailable(room_->RemoveFile("a", unused)));
+  const absl::Status lost = room_->RemoveFile("a", unused);
   EXPECT_TRUE(store_->broken());
   for (const absl::Status& refused :
-       {room_->BeginFile("a").status(), room_->CancelBatch("a", id).status(),
+       {lost, room_->BeginFile("a").status(), room_->CancelBatch("a", id).status(),
         room_->RemoveFile("a", unused), room_->AddBatch("a", {.input_file_id = input}).status()}) {
     EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
     EXPECT_EQ(ErrorCode(refused), kFilesReadOnly);
