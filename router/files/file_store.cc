@@ -231,6 +231,11 @@ absl::Status FileStore::Repair() {
     broken_ = false;
     s = absl::OkStatus();
   }
+  if (s.ok()) {
+    for (const std::string& id : std::exchange(doubtful_, {})) {
+      if (!ledger_.Needs(id)) RemoveData(id);
+    }
+  }
   HoldBlocks();  // also if the journal stays broken: they are free now, and for changes to come
   return s;
 }
@@ -242,6 +247,8 @@ absl::Status FileStore::Commit(LedgerRecord record) {
   if (Adds(record) && !HoldBlocks()) {
     return Error("there is no room on the disk of", folder_);
   }
+  doubtful_.clear();
+  for (const StoredFile& file : record.files) doubtful_.push_back(file.id);
   broken_ = true;  // until all is done, whatever ends this function
   if (!WriteAll(journal_.get(), line)) {
     const absl::Status error = Error("cannot write to the journal of", folder_);

@@ -20,6 +20,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -52,7 +53,8 @@ class FileStore {
   absl::Status CheckJournal() const;
   // Replaces a journal that is broken or, if there is no room for another, writes it again in
   // place. UNAVAILABLE: the disk takes neither. INTERNAL: memory ran out while the ledger changed,
-  // so only the next process knows what is in it.
+  // so only the next process knows what is in it. The data of a file goes that the last change
+  // would have added, and did not.
   absl::Status Repair();
 
   // The path of the data of an id that this process or the ledger made.
@@ -93,7 +95,8 @@ class FileStore {
   FileLedger ledger_;
   UniqueFd lock_, data_folder_, journal_;
   std::uint64_t journal_bytes_ = 0, snapshot_bytes_ = 0;
-  std::uint64_t held_end_ = 0;  // the journal holds blocks up to here
+  std::uint64_t held_end_ = 0;         // the journal holds blocks up to here
+  std::vector<std::string> doubtful_;  // ids of files that the last change was to add
   bool broken_ = false;
   bool named_ = true;         // that journal_ is the journal is on the disk
   bool ledger_whole_ = true;  // it has no record in part

@@ -101,7 +101,7 @@ absl::StatusOr<StoredFile> FilesRoom::AddFile(IncomingFile& file, std::string na
   StoredFile added = record->files.front();
   const bool was_broken = parts_.store->broken();
   // If nobody knows whether the journal has it on the disk, even after an exception, the bytes
-  // stay, and the next process finds it out.
+  // stay. Once the store is repaired it removes them; or the next process finds it out.
   file.added_ = !was_broken;
   const absl::Status s = Commit(*std::move(record));
   file.added_ = s.ok() || (!was_broken && parts_.store->broken());

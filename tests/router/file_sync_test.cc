@@ -338,6 +338,23 @@ TEST_F(FileSyncTest, NothingChangesUntilAJournalCanBeWritten) {
   EXPECT_TRUE(room_->RemoveFile("a", unused).ok());
 }
 
+TEST_F(FileSyncTest, AnUploadWhoseRecordMayBeKeptGoesWhenTheJournalIsWrittenAnew) {
+  Restart();
+  const std::string kept = Upload("a", "kept");
+  auto file = room_->BeginFile("a");
+  ASSERT_TRUE(file.ok() && (*file)->Write("x").ok());
+  Fail("/journal");  // and its successor
+  EXPECT_FALSE(room_->AddFile(**file, "in.jsonl", 0).ok());
+  file->reset();
+  EXPECT_EQ(Data().size(), 2u);  // the next process may find the record
+  Steps();
+  EXPECT_EQ(Data().size(), 2u);
+  Heal();
+  Wait();
+  EXPECT_EQ(Data(), std::set<std::string>{kept});
+  EXPECT_EQ(store_->ledger().UsedBytes("a"), 4u);
+}
+
 TEST_F(FileSyncTest, AJournalThatHasNoRoomForASuccessorIsWrittenInPlace) {
   Restart();
   const std::string input = Upload("a", Input(1)), path = folder_ + "/journal";
