@@ -16,9 +16,6 @@ namespace {
 
 using Verdict = CallReader::Verdict;
 
-// Longer names are none.
-constexpr std::size_t kMaxNameBytes = kMaxXmlNameBytes;
-
 constexpr unsigned kNestedTypes = kObjectType | kArrayType;
 
 // Whether a number is whole, as 5 and 5.0 are.
@@ -140,7 +137,7 @@ Verdict XmlCallReader::ReadName(char c, std::vector<OutputEvent>& events) {
   const bool ends = tags_.name_end.empty() ? c == '\n' || c == '<' : tags_.name_end[0] == c;
   if (!ends) {
     name_.push_back(c);
-    return name_.size() > kMaxNameBytes ? Verdict::kNoCall : Verdict::kReading;
+    return name_.size() > kMaxXmlNameBytes ? Verdict::kNoCall : Verdict::kReading;
   }
   name_ = std::string(Trimmed(name_));
   if (!Commit(name_, events)) return Verdict::kNoCall;
@@ -169,7 +166,7 @@ Verdict XmlCallReader::ReadBetween(char c, std::vector<OutputEvent>& events) {
 Verdict XmlCallReader::ReadKey(char c, std::vector<OutputEvent>& events) {
   key_.push_back(c);
   if (!key_.ends_with(tags_.key_end)) {
-    return key_.size() >= kMaxNameBytes + tags_.key_end.size()
+    return key_.size() >= kMaxXmlNameBytes + tags_.key_end.size()
                ? Leave(Cat(tags_.key_begin, key_), events)
                : Verdict::kReading;
   }
