@@ -75,6 +75,8 @@ absl::Status ResultApplier::ApplyPlan(const PlanInFlight& plan, const StepResult
   if (!HasOnlyLateRows(plan, result)) {
     state_.forecast.Observe(plan.shape, result.timings);
     if (state_.MaxDraftTokens() > 0) state_.costs.Observe(result.timings);
+  } else {
+    state_.forecast.PassOver(plan.shape);
   }
   for (std::size_t i = 0; i < plan.runs.size(); ++i) {
     const SequenceResult& sequence = result.sequences[i];

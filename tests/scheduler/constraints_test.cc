@@ -102,6 +102,30 @@ TEST(Constraints, TimesOfLateRowsAreNotLearnt) {
   EXPECT_LT(harness.plans.back().predicted_ns, 10'000'000);
 }
 
+// After 64 steps with chunks one measures decodes alone. If all of its rows are late there is
+// nothing to learn, and prompts do not wait until there is.
+TEST(Constraints, PromptsWaitForOneStepWhoseRowsAreAllLate) {
+  CoreHarness harness({}, ConstraintsGroup(1));
+  harness.step_ns = [](std::uint32_t prefill, std::uint32_t) {
+    return 1'000'000 + 10'000 * prefill;
+  };
+  harness.core.Submit(0, Constrained(1, 4, 500));
+  int alone = 0;
+  for (std::uint64_t id = 2; id < 300; ++id) {
+    // The rows of what follows a step without chunks are late, too.
+    harness.mask_of = [&](const worker::BatchItem&) {
+      return id > 100 ? std::optional<std::string>("") : std::nullopt;
+    };
+    harness.Submit(id, 300, 1);
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    const StepResult result = harness.Answer();
+    const bool chunks = result.timings.rows > result.timings.decode_rows;
+    ASSERT_FALSE(!chunks && alone > 0 && alone > static_cast<int>(id) - 64) << id;
+    if (!chunks) alone = static_cast<int>(id);
+  }
+  EXPECT_GT(alone, 100);
+}
+
 TEST(Constraints, ARefusalEndsTheRequestAndNamesTheReason) {
   CoreHarness harness({}, ConstraintsGroup(1));
   harness.mask_of = [](const worker::BatchItem& item) -> std::optional<std::string> {

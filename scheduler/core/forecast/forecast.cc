@@ -136,7 +136,12 @@ void Forecast::Begin(std::int64_t prefill_ns_per_token, std::int64_t decode_ns_p
   prefill_ns_ = 0;
 }
 
+void Forecast::PassOver(const StepShape& planned) {
+  if (planned.prefill_rows == 0) steps_.HadDecodesAlone();
+}
+
 void Forecast::Observe(const StepShape& planned, const StepTimings& timings) {
+  PassOver(planned);
   if (timings.decode_rows > timings.rows) return;
   StepShape shape = planned;
   shape.decode_rows = timings.decode_rows;

@@ -61,6 +61,8 @@ class Forecast {
   // Learns from the result of a step that was planned with `planned`. The rows that really ran
   // count: draft tokens may be fewer than planned, and sequences may have ended before.
   void Observe(const StepShape& planned, const StepTimings& timings);
+  // The same of a step whose time says nothing.
+  void PassOver(const StepShape& planned);
 
   const StepTimeModel& steps() const { return steps_; }
   const OutputLengths& lengths() const { return lengths_; }

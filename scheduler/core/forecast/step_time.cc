@@ -197,7 +197,7 @@ void StepTimeModel::Observe(const StepShape& shape, std::int64_t ns) {
       std::clamp(seen, predicted / kOutlier, std::min(predicted, kMostNs / kOutlier) * kOutlier));
   Improve();
   ++steps_;
-  since_decodes_alone_ = prefill ? since_decodes_alone_ + 1 : 0;
+  since_decodes_alone_ += prefill;
   most_prefill_rows_ = std::max(most_prefill_rows_, shape.prefill_rows);
   most_prefill_context_ = std::max(most_prefill_context_, shape.prefill_context);
   NoticeChange(static_cast<std::int64_t>(ratio));

@@ -79,6 +79,8 @@ class StepTimeModel {
   // Whether all recent steps had prefill. What a step takes without is not known any more then: if
   // decodes are taken to be too short and prefill too long, such steps agree with the model.
   bool NeedsDecodesAlone() const { return since_decodes_alone_ >= kPrefillInARow; }
+  // A step had no prefill. Even if its time could not be observed, the next ones may have some.
+  void HadDecodesAlone() { since_decodes_alone_ = 0; }
 
   // A measurement comes from outside. It counts as 100 s at most.
   static constexpr std::int64_t kMostNs = 100'000'000'000;
