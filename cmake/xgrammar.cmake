@@ -1,7 +1,7 @@
 # Target xgrammar: the C++ core of XGrammar, which compiles grammars and makes the masks of structured
 # output. Its sources come from its package of PyPI; its own build, its bindings and its tests are
-# left out. In place of grammar_matcher.cc there is a source that includes it and adds a function, and
-# lines of two others are mended.
+# left out. In place of grammar_matcher.cc there is a source that includes it and adds a function, one
+# more source adds another form of compiled grammars, and lines of two others are mended.
 
 set(FLOTILLA_XGRAMMAR "" CACHE PATH "Folder with XGrammar's sources; by default scripts/fetch_xgrammar fetches them")
 set(source ${FLOTILLA_XGRAMMAR})
@@ -37,7 +37,7 @@ xgrammar_mend(tokenizer_info.cc "token.find(prefix_stack.top().first) == std::st
 xgrammar_mend(json_schema_converter.cc "bool verbose = false" "bool verbose = true")
 
 set(own ${PROJECT_SOURCE_DIR}/cmake/xgrammar)
-add_library(xgrammar STATIC ${sources} ${own}/matcher_bytes.cc)
+add_library(xgrammar STATIC ${sources} ${own}/matcher_bytes.cc ${own}/compiled_bytes.cc)
 flotilla_together(xgrammar)
 target_include_directories(xgrammar SYSTEM PUBLIC ${own} ${source}/include ${source}/3rdparty/dlpack/include
   PRIVATE ${source}/cpp ${source}/3rdparty/picojson)

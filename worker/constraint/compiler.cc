@@ -9,8 +9,8 @@ namespace flotilla::worker {
 namespace {
 
 constexpr std::size_t kEntryBytes = 512;  // an entry with its places in list and map
-// A compiled text from which on what reading it took is given back to the system.
-constexpr std::size_t kLargeText = 1 << 20;
+// Compiled bytes from which on what reading them took is given back to the system.
+constexpr std::size_t kMany = 1 << 20;
 
 // A message of at most 160 bytes.
 absl::Status Refusal(absl::StatusCode code, absl::string_view reason) {
@@ -126,8 +126,7 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const En
   if (compiled.ok()) {
     absl::StatusOr<std::shared_ptr<const Grammar>> grammar =
         Grammar::Read(*compiled, entry.constraint, grammars_);
-    // Reading takes about ten times the text.
-    if (compiled->size() >= kLargeText) ReturnFreeMemory();
+    if (compiled->size() >= kMany) ReturnFreeMemory();
     if (grammar.ok()) return grammar;
     why = grammar.status();
   }

@@ -1,5 +1,6 @@
 #include "worker/constraint/grammar.h"
 
+#include <compiled_bytes.h>
 #include <matcher_bytes.h>
 #include <xgrammar/compiler.h>
 #include <xgrammar/config.h>
@@ -198,9 +199,9 @@ absl::StatusOr<std::string> CompileConstraint(const Constraint& constraint,
             "max_tokens, max_chars and temperature of a rule are not supported");
       }
     }
-    std::string text = grammar.SerializeJSON();
-    if (text.size() <= most_bytes) return text;
-    return absl::ResourceExhaustedError(absl::StrCat("it is compiled to ", text.size(),
+    std::string bytes = xgrammar::CompiledToBytes(grammar);
+    if (bytes.size() <= most_bytes) return bytes;
+    return absl::ResourceExhaustedError(absl::StrCat("it is compiled to ", bytes.size(),
                                                      " bytes, but ", most_bytes, " are allowed"));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("it takes too much memory to compile");
@@ -228,23 +229,19 @@ absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
     const std::string& compiled, const Constraint& constraint,
     std::shared_ptr<const GrammarVocabulary> vocabulary) {
   try {
-    auto read = xgrammar::CompiledGrammar::DeserializeJSON(compiled, vocabulary->impl_->info);
-    if (const auto* grammar = std::get_if<xgrammar::CompiledGrammar>(&read)) {
-      // XGrammar's own MemorySizeBytes leaves out most of what many small rules take: it says 1.4
-      // MiB of a grammar that takes 23, and whose text has 24.
-      auto impl = std::make_unique<Impl>(Impl{.compiled = *grammar, .bytes = compiled.size()});
-      const std::vector<TokenId>& controls = vocabulary->impl_->controls;
-      std::vector<TokenId> named = NamedTokens(constraint);
-      std::ranges::sort(named);
-      std::ranges::set_intersection(named, controls, std::back_inserter(impl->named));
-      for (const TokenId control : controls) {
-        if (!std::ranges::binary_search(impl->named, control)) impl->other = control;
-      }
-      return std::shared_ptr<const Grammar>(new Grammar(std::move(impl), std::move(vocabulary)));
+    auto read = xgrammar::CompiledFromBytes(compiled, vocabulary->impl_->info);
+    if (const auto* why = std::get_if<std::string>(&read)) return absl::InternalError(*why);
+    auto impl = std::make_unique<Impl>(
+        Impl{.compiled = std::get<xgrammar::CompiledGrammar>(std::move(read)),
+             .bytes = compiled.size()});
+    const std::vector<TokenId>& controls = vocabulary->impl_->controls;
+    std::vector<TokenId> named = NamedTokens(constraint);
+    std::ranges::sort(named);
+    std::ranges::set_intersection(named, controls, std::back_inserter(impl->named));
+    for (const TokenId control : controls) {
+      if (!std::ranges::binary_search(impl->named, control)) impl->other = control;
     }
-    return absl::InternalError(
-        std::visit([](const auto& error) { return std::string(error.what()); },
-                   std::get<xgrammar::SerializationError>(read)));
+    return std::shared_ptr<const Grammar>(new Grammar(std::move(impl), std::move(vocabulary)));
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   }

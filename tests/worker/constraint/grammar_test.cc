@@ -306,13 +306,16 @@ TEST_F(GrammarTest, RefusesLongTextsOfGrammars) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 }
 
-// XGrammar's own figure for such a schema is a tenth of this.
-TEST_F(GrammarTest, TakesAboutTheBytesThatItSays) {
+// A schema of an object that has so many properties, which has some rules for each.
+Constraint SchemaOfProperties(int count) {
   std::string properties;
-  for (int i = 0; i < 100; ++i)
+  for (int i = 0; i < count; ++i)
     properties += ",\"p" + std::to_string(i) + "\":{\"type\":\"string\"}";
-  const Constraint schema{Kind::kJsonSchema,
-                          R"({"type":"object","properties":{)" + properties.substr(1) + "}}"};
+  return {Kind::kJsonSchema, R"({"type":"object","properties":{)" + properties.substr(1) + "}}"};
+}
+
+TEST_F(GrammarTest, TakesAboutTheBytesThatItSays) {
+  const Constraint schema = SchemaOfProperties(100);
   const auto compiled = CompileConstraint(schema, *vocabulary_, 1 << 24);
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   const auto allocated = [] { return mallinfo2().uordblks + mallinfo2().hblkhd; };
@@ -323,6 +326,33 @@ TEST_F(GrammarTest, TakesAboutTheBytesThatItSays) {
   if (taken == 0) GTEST_SKIP() << "this allocator does not say";  // a sanitizer's
   EXPECT_GT((*grammar)->bytes(), taken / 2);
   EXPECT_LT((*grammar)->bytes(), taken * 4);
+}
+
+// XGrammar's own form has the automaton of all rules for each rule.
+TEST_F(GrammarTest, SizesAreLinearInTheNumberOfRules) {
+  const auto small = CompileConstraint(SchemaOfProperties(100), *vocabulary_, 1 << 24);
+  const auto large = CompileConstraint(SchemaOfProperties(200), *vocabulary_, 1 << 24);
+  ASSERT_TRUE(small.ok() && large.ok()) << large.status();
+  EXPECT_LT(large->size(), small->size() * 5 / 2);
+}
+
+TEST_F(GrammarTest, RefusesBytesThatWereChanged) {
+  std::mt19937 random(7);
+  for (const Constraint& constraint :
+       {Constraint{Kind::kRegex, "[a-c]{2,5}"}, SchemaOfProperties(3)}) {
+    const auto compiled = CompileConstraint(constraint, *vocabulary_, 1 << 24);
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    for (std::size_t size = 0; size < compiled->size(); size += 1 + size / 16) {
+      EXPECT_FALSE(Grammar::Read(compiled->substr(0, size), constraint, vocabulary_).ok()) << size;
+    }
+    EXPECT_FALSE(Grammar::Read(*compiled + "x", constraint, vocabulary_).ok());
+    // Most are refused, and none is read beyond its end.
+    for (int i = 0; i < 500; ++i) {
+      std::string changed = *compiled;
+      changed[random() % changed.size()] = static_cast<char>(random());
+      (void)Grammar::Read(changed, constraint, vocabulary_);
+    }
+  }
 }
 
 TEST_F(GrammarTest, RefusesWhatWasCompiledForOthers) {
