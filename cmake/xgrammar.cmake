@@ -1,7 +1,7 @@
 # Target xgrammar: the C++ core of XGrammar, which compiles grammars and makes the masks of structured
 # output. Its sources come from its package of PyPI; its own build, its bindings and its tests are
 # left out. In place of grammar_matcher.cc there is a source that includes it and adds a function, one
-# more source adds another form of compiled grammars, and lines of two others are mended.
+# more source adds another form of compiled grammars, and lines of four others are mended.
 
 set(FLOTILLA_XGRAMMAR "" CACHE PATH "Folder with XGrammar's sources; by default scripts/fetch_xgrammar fetches them")
 set(source ${FLOTILLA_XGRAMMAR})
@@ -33,6 +33,13 @@ endfunction()
 # behind them that have it elsewhere, and forbids them with it.
 xgrammar_mend(tokenizer_info.cc "token.find(prefix_stack.top().first) == std::string::npos"
   "token.rfind(prefix_stack.top().first, 0) != 0")
+# What may follow a rule is read as a class of code points, of which the lowest 8 bits were compared: in
+# [\u0100-\u05ff] was all of ASCII.
+xgrammar_mend(earley_parser.cc "static_cast<uint8_t>(sub_sequence[i]) <= ch &&
+        ch <= static_cast<uint8_t>(sub_sequence[i + 1])" "sub_sequence[i] <= ch && ch <= sub_sequence[i + 1]")
+# Up to so many repetitions each have a state with a mask of its own, and more are counted. A token that
+# has more is looked at when it could come, so this is less than the longest token has characters.
+xgrammar_mend(grammar_functor.cc "kUnzipThreshold = 128" "kUnzipThreshold = 16")
 # Its warnings about keywords of a schema that it ignores.
 xgrammar_mend(json_schema_converter.cc "bool verbose = false" "bool verbose = true")
 

@@ -101,6 +101,41 @@ TEST_F(GrammarTest, AllowsWhatBytesAllow) {
   }
 }
 
+// Up to 16 repetitions have states of their own, and more are counted.
+TEST_F(GrammarTest, AllowsSoManyRepetitions) {
+  std::mt19937 random(11);
+  for (const auto& [low, high] : {std::pair(0, 16), std::pair(0, 17), std::pair(3, 40),
+                                  std::pair(16, 16), std::pair(17, 20), std::pair(60, 90)}) {
+    const std::string count = "{" + std::to_string(low) + "," + std::to_string(high) + "}";
+    // Of [Ā-׿] the lowest 8 bits are those of all ASCII.
+    const std::pair<Kind, std::string> grammars[] = {
+        {Kind::kRegex, "[a-c\u0100-\u05ff]" + count},
+        {Kind::kRegex, "(ab|[a-c\u0100-\u05ff])" + count + "é"},
+        {Kind::kGrammar, "root ::= \"<\" [^\"\\u0100-\\U0010ffff]" + count + " \"\\\"\""},
+        {Kind::kJsonSchema,
+         R"({"type":"string","pattern":"^[ -!#-\\u{10ffff}])" + count + "é{0}$\"}"},
+    };
+    for (const auto& [kind, text] : grammars) {
+      const std::shared_ptr<const Grammar> grammar = Compile(kind, text);
+      ASSERT_NE(grammar, nullptr) << text;
+      for (int i = 0; i < 3; ++i) WalkAndCheck(grammar, random, 60);
+      if (HasFailure()) FAIL() << text;
+    }
+    // By bytes, the end comes where it should, and nothing else comes behind the last repetition.
+    GrammarMatcher matcher(Compile(Kind::kRegex, "[a-c\u0100-\u05ff]" + count));
+    for (int length = 0; length <= high; ++length) {
+      const std::vector<std::uint32_t> mask = Mask(matcher);
+      EXPECT_EQ(Has(mask, words_.stops[0]), length >= low) << count << " after " << length;
+      EXPECT_EQ(Has(mask, 'a'), length < high) << count << " after " << length;
+      EXPECT_EQ(Has(mask, TokenOf(words_, std::string(20, 'a'))), length + 20 <= high);
+      EXPECT_EQ(Has(mask, TokenOf(words_, std::string(40, 'a'))), length + 40 <= high);
+      if (length < high) {
+        ASSERT_TRUE(matcher.Accept('a'));
+      }
+    }
+  }
+}
+
 // A control token comes where a structural tag names it, and nowhere else, not even where any text
 // may come.
 TEST_F(GrammarTest, ControlTokensComeWhereTheyAreNamed) {
@@ -334,6 +369,15 @@ TEST_F(GrammarTest, SizesAreLinearInTheNumberOfRules) {
   const auto large = CompileConstraint(SchemaOfProperties(200), *vocabulary_, 1 << 24);
   ASSERT_TRUE(small.ok() && large.ok()) << large.status();
   EXPECT_LT(large->size(), small->size() * 5 / 2);
+}
+
+TEST_F(GrammarTest, RepetitionsTakeNoSpace) {
+  const auto size = [&](int count) {
+    return CompileConstraint({Kind::kRegex, "[a-zĀ-׿]{0," + std::to_string(count) + "}"},
+                             *vocabulary_, 1 << 24)
+        ->size();
+  };
+  EXPECT_LT(size(5000), size(20) * 3 / 2);
 }
 
 TEST_F(GrammarTest, RefusesBytesThatWereChanged) {

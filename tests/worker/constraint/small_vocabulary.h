@@ -33,6 +33,8 @@ inline ConstraintVocabulary SmallVocabulary() {
         "<f>",      "<f",    "f>",    "</f>",         ">a",         "  ",    " \n",      "\n\n"}) {
     vocabulary.tokens.push_back(word);
   }
+  // Longer than what XGrammar looks ahead in repetitions.
+  for (const std::size_t length : {20, 40}) vocabulary.tokens.emplace_back(length, 'a');
   return vocabulary;
 }
 
