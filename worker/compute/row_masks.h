@@ -19,6 +19,7 @@ struct RowMask {
     kNoToken,  // no token may come next; a beam then has no candidates, and others end
   };
   State state = State::kLate;
+  bool was_awaited = false;  // kLate: the step has waited for it
   // kReady: token t is allowed if bit t % 32 of word t / 32 is set. Tokens beyond it are not. It is
   // valid as long as the RowMasks.
   absl::Span<const std::uint32_t> allowed;

@@ -182,7 +182,7 @@ void StepOutputs::TakeRow(int request, absl::Span<const float> logits) {
     mask =
         masks_->Wait(wanted.mask_of, wanted.at, mask_was_late_ ? absl::ZeroDuration() : kPatience);
     if (mask.state == RowMask::State::kLate) {
-      mask_was_late_ = true;
+      if (mask.was_awaited) mask_was_late_ = true;
       wanted.state = Request::State::kLate;
       return;
     }

@@ -55,7 +55,8 @@ bool ConstraintMasks::Prepare(SequenceHandle sequence, const Constraint& constra
   return !compiler_->IsDone(*Find(sequence, constraint, outputs).entry);
 }
 
-std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> items) {
+std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> items,
+                                                  bool only_these) {
   if (++step_ % 256 == 0) {
     absl::erase_if(known_, [&](const auto& entry) {
       return entry.second.step + options_.matchers.idle_steps < step_;
@@ -66,9 +67,11 @@ std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> ite
   std::vector<StepMasks::Progress> progress;
   held.reserve(items.size());
   progress.reserve(items.size());
+  bool has_others = !only_these;
   for (const MaskItem& item : items) {
     const Known& known = Find(item.sequence, *item.constraint, item.outputs.size());
     progress.push_back({.compiling = !compiler_->IsDone(*known.entry)});
+    has_others |= !progress.back().compiling && known.lateness->late_at != item.outputs.size() + 1;
     held.push_back({.sequence = item.sequence,
                     .entry = known.entry,
                     .outputs = {item.outputs.begin(), item.outputs.end()},
@@ -77,9 +80,9 @@ std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> ite
                     .masks = std::make_unique_for_overwrite<std::uint32_t[]>(
                         (item.drafts.size() + 1) * words)});
   }
-  std::shared_ptr<StepMasks> step(new StepMasks(std::move(held), std::move(progress), words,
-                                                options_.compiler.patience, options_.late_limit,
-                                                *options_.clock, culprit_));
+  std::shared_ptr<StepMasks> step(new StepMasks(std::move(held), std::move(progress), has_others,
+                                                words, options_.compiler.patience,
+                                                options_.late_limit, *options_.clock, culprit_));
   absl::MutexLock lock(&mu_);
   // Without items only matchers may have to be dropped.
   if (items.empty() && (!thread_.joinable() || step_ % 64 != 0)) return step;

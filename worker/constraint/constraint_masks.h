@@ -61,9 +61,11 @@ class ConstraintMasks {
   // Ends the thread and the process. Masks that are not computed are late for ever.
   ~ConstraintMasks();
 
-  // Asks for the masks of a step's rows. It waits neither for a compile nor for a mask. One thread
-  // calls it. The masks of a step that nobody holds any more are not computed.
-  std::shared_ptr<StepMasks> Begin(absl::Span<const MaskItem> items) ABSL_LOCKS_EXCLUDED(mu_);
+  // Asks for the masks of a step's rows; `only_these`: the step has no others. It waits neither for
+  // a compile nor for a mask. One thread calls it. The masks of a step that nobody holds any more
+  // are not computed.
+  std::shared_ptr<StepMasks> Begin(absl::Span<const MaskItem> items, bool only_these = true)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns for each item how many of its drafts, from the first on, the grammar allows after
   // `outputs`. It waits for that for at most `patience`, which counts as a wait for nobody's masks;

@@ -20,11 +20,15 @@ void MaskCulprit::Charge(std::int64_t ns) {
 
 MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration patience) {
   const std::int64_t begin_ns = clock_.NowNs();
+  MaskLateness& lateness = *items_[item].lateness;
+  const std::size_t place = items_[item].outputs.size() + row + 1;
+  const bool waits = !has_others_ || lateness.late_at != place;
   {
     absl::MutexLock lock(&mu_);
     const Progress& wanted = progress_[item];
     const Wanted condition{wanted, row};
-    mu_.AwaitWithTimeout(absl::Condition(&condition, &Wanted::Decided), patience);
+    mu_.AwaitWithTimeout(absl::Condition(&condition, &Wanted::Decided),
+                         waits ? patience : absl::ZeroDuration());
     if (wanted.ready > row) {
       return {.state = MaskOutcome::State::kReady, .allowed = Row(item, row)};
     }
@@ -40,9 +44,13 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
                                absl::FormatDuration(compile_limit_)))};
     }
   }
-  Charge(clock_.NowNs() - begin_ns);
-  if (!IsLateForGood(items_[item])) return {};
-  items_[item].lateness->is_over = true;
+  const std::int64_t now_ns = clock_.NowNs();
+  Charge(waits ? now_ns - begin_ns
+               : std::min(now_ns - lateness.late_ns, absl::ToInt64Nanoseconds(patience)));
+  lateness.late_at = place;
+  lateness.late_ns = now_ns;
+  if (!IsLateForGood(items_[item])) return {.was_awaited = waits, .allowed = {}, .refusal = {}};
+  lateness.is_over = true;
   return {.state = MaskOutcome::State::kRefused,
           .refusal = absl::DeadlineExceededError("The grammar's masks take too long")};
 }

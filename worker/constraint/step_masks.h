@@ -27,6 +27,7 @@ struct MaskOutcome {
     kRefused,  // there will be none
   };
   State state = State::kLate;
+  bool was_awaited = false;  // kLate: Wait has waited for it
   // kReady: bit t % 32 of word t / 32 says whether token t is allowed; the words of the vocabulary,
   // with 0 behind its last token. It lives as long as the StepMasks.
   absl::Span<const std::uint32_t> allowed;
@@ -35,9 +36,12 @@ struct MaskOutcome {
   absl::Status refusal;
 };
 
-// How long steps have waited for the masks of one sequence.
+// How long steps have waited for the masks of one sequence, or could have.
 struct MaskLateness {
   std::atomic<std::int64_t> ns = 0;
+  // The place in the answer, plus one, whose mask was last waited for in vain, and until when.
+  std::atomic<std::size_t> late_at = 0;
+  std::atomic<std::int64_t> late_ns = 0;
   std::atomic<bool> is_over = false;  // it was refused for this
 };
 
@@ -58,8 +62,10 @@ class MaskCulprit {
 class StepMasks {
  public:
   // Waits at most `patience` for the mask of row `row` of the item that Begin had at place `item`.
-  // It does not wait for a grammar that is being compiled. The rows behind a draft that the grammar
-  // does not allow have masks without a bit, and nothing must come of them.
+  // It does not wait for a grammar that is being compiled, and if the step has other rows, not for
+  // a mask that an earlier step has waited for in vain: that counts as a wait all the same. The
+  // rows behind a draft that the grammar does not allow have masks without a bit, and nothing must
+  // come of them.
   MaskOutcome Wait(std::size_t item, std::size_t row, absl::Duration patience);
   // Waits at most `patience` while all grammars of the step are being compiled.
   void AwaitGrammars(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
@@ -88,10 +94,11 @@ class StepMasks {
   };
 
   // [items] of each; words of a mask.
-  StepMasks(std::vector<Item> items, std::vector<Progress> progress, std::size_t words,
-            absl::Duration compile_limit, absl::Duration late_limit, const Clock& clock,
-            std::shared_ptr<MaskCulprit> culprit)
-      : words_(words),
+  StepMasks(std::vector<Item> items, std::vector<Progress> progress, bool has_others,
+            std::size_t words, absl::Duration compile_limit, absl::Duration late_limit,
+            const Clock& clock, std::shared_ptr<MaskCulprit> culprit)
+      : has_others_(has_others),
+        words_(words),
         compile_limit_(compile_limit),
         late_limit_(late_limit),
         clock_(clock),
@@ -111,6 +118,7 @@ class StepMasks {
   void SetCompiling(std::size_t item, bool compiling) ABSL_LOCKS_EXCLUDED(mu_);
   void Refuse(std::size_t item, absl::Status refusal) ABSL_LOCKS_EXCLUDED(mu_);
 
+  const bool has_others_;  // the step has rows that were not late before
   const std::size_t words_;
   const absl::Duration compile_limit_;
   const absl::Duration late_limit_;

@@ -53,7 +53,7 @@ class MasksOfStep final : public RowMasks {
       case MaskOutcome::State::kReady:
         return {.state = RowMask::State::kReady, .allowed = outcome.allowed, .reason = {}};
       case MaskOutcome::State::kLate:
-        return {};
+        return {.was_awaited = outcome.was_awaited, .allowed = {}, .reason = {}};
       case MaskOutcome::State::kRefused:
         break;
     }
@@ -92,7 +92,8 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
       is_open_ = true;
     });
   }
-  may_pause = may_pause && HasOnlyConstrainedTokens(batch);
+  const bool only_constrained = HasOnlyConstrainedTokens(batch);
+  may_pause = may_pause && only_constrained;
   ConstraintMasks* masks = nullptr;
   {
     absl::MutexLock lock(&mu_);
@@ -121,7 +122,7 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
          .outputs = item.known.last(item.output_index),
          .drafts = absl::MakeConstSpan(batch.tokens).subspan(first_draft, item.drafts)});
   }
-  std::shared_ptr<StepMasks> step = masks->Begin(wanted);
+  std::shared_ptr<StepMasks> step = masks->Begin(wanted, only_constrained);
   if (may_pause && all_compile) step->AwaitGrammars(kPause);
   return std::make_shared<MasksOfStep>(std::move(step));
 }

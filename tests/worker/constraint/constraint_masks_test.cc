@@ -204,7 +204,9 @@ TEST_F(ConstraintMasksTest, RefusesASequenceWhoseMasksAreLateTooOften) {
   int late = 0;
   MaskOutcome outcome;
   while (outcome.state == State::kLate) {
-    const std::shared_ptr<StepMasks> step = masks_->Begin({Item(0, hostile, answer)});
+    // Every other step has other rows, and does not wait.
+    const std::shared_ptr<StepMasks> step =
+        masks_->Begin({Item(0, hostile, answer)}, late % 2 == 0);
     outcome = step->Wait(0, 0, absl::Milliseconds(1));
     late += outcome.state == State::kLate;
   }
@@ -213,6 +215,31 @@ TEST_F(ConstraintMasksTest, RefusesASequenceWhoseMasksAreLateTooOften) {
   EXPECT_LE(late, 1000);  // the first waits may come before the thread begins
   // Others are served again when the thread is free, and have paid nothing.
   EXPECT_EQ(AllowedAfter(1, ab_, "ab"), "ac$");
+}
+
+// A mask may take a hundred steps. The first one waits for it, and the others have other rows to
+// do.
+TEST_F(ConstraintMasksTest, OneStepWaitsForAMask) {
+  Start();
+  const Constraint hostile{Constraint::Kind::kGrammar,
+                           "root ::= root root root | root root | [a-z]"};
+  EXPECT_EQ(AllowedAfter(1, ab_, "a"), "b");
+  ASSERT_FALSE(AllowedAfter(0, hostile, "a").empty());
+  const std::string answer(160, 'a');  // a quarter of a second
+  const MaskItem item = Item(0, hostile, answer);
+  MaskOutcome outcome = masks_->Begin({item}, false)->Wait(0, 0, absl::Milliseconds(1));
+  ASSERT_EQ(outcome.state, State::kLate);
+  EXPECT_TRUE(outcome.was_awaited);
+  const std::shared_ptr<StepMasks> next = masks_->Begin({item}, false);
+  outcome = next->Wait(0, 0, kLong);
+  EXPECT_EQ(outcome.state, State::kLate);
+  EXPECT_FALSE(outcome.was_awaited);
+  // A constrained row that was not late is another row, too, and is waited for.
+  const std::shared_ptr<StepMasks> both = masks_->Begin({item, Item(1, ab_, "ab")});
+  EXPECT_EQ(both->Wait(0, 0, kLong).state, State::kLate);
+  EXPECT_EQ(Allowed(Wait(*both, 1)), "ac$");
+  // A step that has nothing else to do waits.
+  EXPECT_EQ(masks_->Begin({item})->Wait(0, 0, kLong).state, State::kReady);
 }
 
 // Each of two owners may wait in vain 24 times for 20 ms, but not one of them 48 times. The second
