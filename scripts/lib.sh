@@ -19,11 +19,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# Installs the packages of scripts/packages.txt that are missing.
+# install_packages [LIST]: installs the packages of scripts/packages.txt, or of another list, that are
+# missing.
 install_packages() {
   command -v dpkg-query >/dev/null || die "flotilla builds on Debian 12; this machine has no dpkg"
   local wanted missing
-  wanted=$(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$ROOT/scripts/packages.txt" | sort -u)
+  wanted=$(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "${1:-$ROOT/scripts/packages.txt}" | sort -u)
   # shellcheck disable=SC2086  # one word per package
   missing=$(comm -23 <(echo "$wanted") \
     <(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $wanted 2>/dev/null |
