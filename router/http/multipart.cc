@@ -142,7 +142,8 @@ absl::StatusOr<bool> MultipartReader::ReadPreamble() {
     state_ = State::kBoundary;
     return true;
   }
-  if (buffer_.size() <= limits_.outside_bytes) return false;
+  // A boundary at the limit may be here in part.
+  if (buffer_.size() < limits_.outside_bytes + delimiter_.size()) return false;
   return InvalidArgument("the form does not begin with its boundary");
 }
 
@@ -172,7 +173,10 @@ absl::StatusOr<bool> MultipartReader::ReadBoundaryEnd() {
 absl::StatusOr<bool> MultipartReader::ReadHeaders() {
   constexpr std::string_view kEnd = "\r\n\r\n";
   const std::size_t at = buffer_.find(kEnd);
-  if (std::min(at, buffer_.size()) > limits_.header_bytes) {
+  // An end at the limit may be here in part.
+  const std::size_t least =
+      std::min(at, buffer_.size() - std::min(buffer_.size(), kEnd.size() - 1));
+  if (least > limits_.header_bytes) {
     return InvalidArgument("the headers of a part of the form are longer than ",
                            limits_.header_bytes, " bytes");
   }

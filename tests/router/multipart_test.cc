@@ -136,6 +136,26 @@ TEST(MultipartTest, WhatHasNoEndIsRefusedWithinBounds) {
   EXPECT_THAT(ReadOne("--XyZ--" + std::string(5000, 'x')), HasSubstr("too much follows"));
 }
 
+// What is just within a limit is so in pieces, too, and so is what is just beyond it.
+TEST(MultipartTest, LimitsHoldForEverySplit) {
+  const std::string body =
+      "12345\r\n--XyZ\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--XyZ--";
+  for (std::size_t limit = 1; limit < 60; ++limit) {
+    for (const MultipartLimits limits :
+         {MultipartLimits{.header_bytes = limit}, MultipartLimits{.outside_bytes = limit}}) {
+      std::vector<std::string> parts, whole_parts;
+      const std::string whole = ReadAll({body}, &whole_parts, "XyZ", limits);
+      for (std::size_t at = 0; at <= body.size(); ++at) {
+        ASSERT_EQ(ReadAll({std::string_view(body).substr(0, at), std::string_view(body).substr(at)},
+                          &parts, "XyZ", limits),
+                  whole)
+            << limit << " " << at;
+        ASSERT_EQ(parts, whole_parts);
+      }
+    }
+  }
+}
+
 TEST(MultipartTest, APartWithoutAFieldsNameIsRefused) {
   for (const char* headers :
        {"\r\n", "Content-Type: text/plain\r\n", "Content-Disposition: attachment; name=a\r\n",
