@@ -1,6 +1,7 @@
 #include "router/batch/file_ledger.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "common/types/text.h"
@@ -22,6 +23,20 @@ absl::Status QuotaExceeded(std::string_view message) {
 }
 
 absl::Status Lost(std::string_view message) { return absl::DataLossError(Cat(message)); }
+
+// The end of a span that is not negative. Times of a journal may be any.
+std::int64_t After(std::int64_t time_s, std::int64_t span_s) {
+  constexpr std::int64_t kLast = std::numeric_limits<std::int64_t>::max();
+  return time_s > kLast - span_s ? kLast : time_s + span_s;
+}
+
+// Whether one batch becomes the other.
+bool GoesOn(const StoredBatch& before, const StoredBatch& after) {
+  return before.number == after.number && before.tenant == after.tenant &&
+         before.order.input_file_id == after.order.input_file_id &&
+         before.output_id == after.output_id && before.error_id == after.error_id &&
+         Follows(before.status, after.status);
+}
 
 // The entries of `numbers` that `find` returns, as a page.
 template <class Entry, class Find>
@@ -81,23 +96,37 @@ bool Follows(BatchStatus before, BatchStatus after) {
 }
 
 absl::Status FileLedger::Check(const LedgerRecord& record) const {
+  // What is new is so in the ledger and within the record.
+  std::set<std::string_view> ids, removed;
+  std::set<std::uint64_t> numbers;
+  const auto is_new = [&](const std::string& id, std::uint64_t number) {
+    constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();  // none follows it
+    return !id.empty() && NumberOf(id) == 0 && ids.insert(id).second && number >= next_number_ &&
+           number < kEnd && numbers.insert(number).second;
+  };
   for (const StoredFile& file : record.files) {
-    if (file.id.empty() || file.number < next_number_ || NumberOf(file.id) != 0) {
-      return Lost(Cat("the file '", file.id, "' comes twice"));
-    }
+    if (!is_new(file.id, file.number)) return Lost(Cat("the file '", file.id, "' comes twice"));
   }
   if (record.batch.has_value()) {
     const StoredBatch& batch = *record.batch;
     const StoredBatch* before = FindBatch(batch.id);
-    if (before == nullptr ? (NumberOf(batch.id) != 0 || batch.number < next_number_)
-                          : (before->number != batch.number || before->tenant != batch.tenant ||
-                             !Follows(before->status, batch.status))) {
+    if (before == nullptr ? !is_new(batch.id, batch.number) : !GoesOn(*before, batch)) {
       return Lost(Cat("the batch '", batch.id, "' comes to ", NameOf(batch.status),
                       " from another status"));
     }
+    const bool has_outputs = before == nullptr && !IsOver(batch.status);
+    if (has_outputs && (batch.output_id == batch.error_id || outputs_.contains(batch.output_id) ||
+                        outputs_.contains(batch.error_id))) {
+      return Lost(Cat("the batch '", batch.id, "' writes what another one writes"));
+    }
   }
   for (const std::string& id : record.removed) {
-    if (NumberOf(id) == 0) return Lost(Cat("'", id, "' is removed and does not exist"));
+    if (NumberOf(id) == 0 || !removed.insert(id).second) {
+      return Lost(Cat("'", id, "' is removed and does not exist"));
+    }
+    if (const StoredBatch* batch = FindBatch(id); batch != nullptr && !IsOver(batch->status)) {
+      return Lost(Cat("the batch '", id, "' is removed before it is over"));
+    }
   }
   return absl::OkStatus();
 }
@@ -202,7 +231,7 @@ std::int64_t FileLedger::ExpiryOf(const StoredFile& file) const {
 
 std::int64_t FileLedger::ExpiryOf(const StoredBatch& batch) const {
   if (!IsOver(batch.status)) return 0;
-  return batch.since_s[static_cast<std::size_t>(batch.status)] + limits_.life_s;
+  return After(batch.since_s[static_cast<std::size_t>(batch.status)], limits_.life_s);
 }
 
 bool FileLedger::Reads(const std::string& file_id) const { return readers_.contains(file_id); }
@@ -252,7 +281,7 @@ std::uint64_t FileLedger::UsedBytes(const std::string& tenant) const {
 absl::StatusOr<LedgerRecord> FileLedger::AddFile(StoredFile file) const {
   if (absl::Status s = CheckRoomForFile(file.tenant); !s.ok()) return s;
   file.number = next_number_;
-  if (file.expires_s == 0) file.expires_s = file.created_s + limits_.life_s;
+  if (file.expires_s == 0) file.expires_s = After(file.created_s, limits_.life_s);
   LedgerRecord record;
   record.files.push_back(std::move(file));
   return record;
@@ -297,7 +326,7 @@ absl::StatusOr<LedgerRecord> FileLedger::AddBatch(const std::string& tenant, Bat
   batch.number = next_number_;
   batch.tenant = tenant;
   batch.since_s[0] = now_s;
-  batch.expires_s = now_s + order.window_s;
+  batch.expires_s = After(now_s, order.window_s);
   batch.order = std::move(order);
   batch.output_id = std::move(output_id);
   batch.error_id = std::move(error_id);
@@ -344,7 +373,7 @@ LedgerRecord FileLedger::End(std::string_view id, BatchEnd end, std::int64_t now
                             .purpose = "batch_output",
                             .bytes = bytes,
                             .created_s = now_s,
-                            .expires_s = now_s + life_s});
+                            .expires_s = After(now_s, life_s)});
   };
   add(batch.output_id, "output", end.output_bytes);
   add(batch.error_id, "error", end.error_bytes);

@@ -2,6 +2,7 @@
 // a process that dies at any byte of the journal finds all that it had told its clients.
 #include "router/batch/file_ledger.h"
 
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -180,6 +181,45 @@ TEST_F(FileLedgerTest, ARecordThatDoesNotFitChangesNothing) {
     EXPECT_TRUE(absl::IsDataLoss(ledger_.Apply(record)));
     EXPECT_EQ(TextOf(ledger_), before);
   }
+}
+
+// Nobody has made such records, but a journal may have them. The ledger stays one that can be used.
+TEST_F(FileLedgerTest, ARecordThatContradictsItselfChangesNothing) {
+  ASSERT_TRUE(Add("a", "f1", 10).ok());
+  ASSERT_TRUE(Order("a", "f1", "b1").ok());
+  const std::string before = TextOf(ledger_);
+  const StoredBatch& batch = *ledger_.FindBatch("b1");
+  const auto file = [](const char* id, std::uint64_t number) {
+    return StoredFile{.id = id, .number = number, .tenant = "a"};
+  };
+  LedgerRecord twins{.files = {file("f2", 3), file("f3", 3)}}, same{.files = {file("f2", 3)}};
+  same.files.push_back(file("f2", 4));
+  LedgerRecord last{.files = {file("f2", ~std::uint64_t{0})}};
+  LedgerRecord open{.removed = {"b1"}}, twice{.removed = {"f1", "f1"}};
+  LedgerRecord other_input = ledger_.Advance("b1", BatchStatus::kInProgress, 1);
+  other_input.batch->order.input_file_id = "f9";
+  LedgerRecord other_output = ledger_.Advance("b1", BatchStatus::kInProgress, 1);
+  other_output.batch->output_id = "f9";
+  LedgerRecord shared{.batch = batch};
+  shared.batch->id = "b2";
+  shared.batch->number = 3;
+  LedgerRecord both{.files = {file("b2", 3)}, .batch = shared.batch};
+  both.batch->output_id = "o";
+  both.batch->error_id = "e";
+  for (const LedgerRecord& record :
+       {twins, same, last, open, twice, other_input, other_output, shared, both}) {
+    EXPECT_TRUE(absl::IsDataLoss(ledger_.Apply(record))) << JournalLine(record);
+    EXPECT_EQ(TextOf(ledger_), before);
+  }
+  // Times have no end that a sum could go beyond.
+  StoredBatch over = batch;
+  over.id = "b3";
+  over.number = 3;
+  over.status = BatchStatus::kFailed;
+  over.since_s[static_cast<std::size_t>(BatchStatus::kFailed)] =
+      std::numeric_limits<std::int64_t>::max();
+  ASSERT_TRUE(ledger_.Apply({.files = {}, .batch = over, .removed = {}}).ok());
+  EXPECT_FALSE(ledger_.Expire(4000).has_value());
 }
 
 // --- The journal ---------------------------------------------------------------
