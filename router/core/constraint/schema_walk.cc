@@ -51,7 +51,9 @@ absl::StatusOr<OrderedJson> SchemaWalk::Run() {
   if (!ok()) return status_;
   if (!definitions.empty()) written.emplace("$defs", std::move(definitions));
   for (const UnendingSchema& unending : FindUnending(written)) {
-    const Place there{nullptr, unending.definition ? target_places_[*unending.definition] : ""};
+    const std::string_view name =
+        unending.definition ? std::string_view(target_places_[*unending.definition]) : "";
+    const Place there{nullptr, name};
     Refuse(there, "$ref",
            unending.without_value ? "comes back to its own schema before any value begins"
                                   : "comes back to its own schema in all its values, so none ends");

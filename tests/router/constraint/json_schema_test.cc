@@ -98,6 +98,12 @@ TEST(JsonSchema, ErrorsNameThePlace) {
       R"(/$defs/a~1: "if" is not supported)");
   EXPECT_EQ(Written(R"({"properties":{"~/":{"contains":{}}}})"),
             R"(/properties/~0~1: "contains" is not supported)");
+  const std::string long_name(60, 'n');
+  EXPECT_EQ(Written(R"({"anyOf":[{"type":"null"},{"$ref":"#/$defs/)" + long_name +
+                    R"("}],"$defs":{")" + long_name + R"(":{"required":["a"],"properties":{"a":)" +
+                    R"({"$ref":"#/$defs/)" + long_name + R"("}}}}})"),
+            "/$defs/" + long_name +
+                ": \"$ref\" comes back to its own schema in all its values, so none ends");
   // A long name is cut between two characters.
   std::string name;
   for (int i = 0; i < 5000; ++i) name += "\u00e9";
