@@ -16,9 +16,24 @@ struct Class {
   CodepointSet surely, maybe;
   static Class Of(CodepointSet set) { return {set, set}; }
   Class Complement() const { return {maybe.Complement(), surely.Complement()}; }
-  Class Union(const Class& other) const {
-    return {surely.Union(other.surely), maybe.Union(other.maybe)};
+};
+
+// A union of many sets. What overlaps is put together when the ranges have become twice as many, so
+// that the time does not grow with the square of the sets.
+class Ranges {
+ public:
+  void Add(const CodepointSet& set) {
+    ranges_.insert(ranges_.end(), set.ranges().begin(), set.ranges().end());
+    if (ranges_.size() < next_) return;
+    ranges_ = Union().ranges();
+    next_ = 2 * ranges_.size() + kLeast;
   }
+  CodepointSet Union() const { return CodepointSet(ranges_); }
+
+ private:
+  static constexpr std::size_t kLeast = 1024;
+  std::vector<CodepointSet::Range> ranges_;
+  std::size_t next_ = kLeast;
 };
 
 // The zeros of all decimal digits but ASCII's (Unicode 14.0, category Nd): Python's \d has them.
@@ -244,7 +259,11 @@ class Parser {
     ++at_;
     const bool negated = Take('^');
     if (Peek() == ']') return Fail("has an empty class");
-    Class all;
+    Ranges surely, maybe;
+    const auto add = [&](const Class& members) {
+      surely.Add(members.surely);
+      maybe.Add(members.maybe);
+    };
     while (status_.ok() && Peek() != ']') {
       if (Peek() == kEnd) return Fail("has a '[' without its ']'");
       if (Peek() == '[' && (Peek(1) == ':' || Peek(1) == '.' || Peek(1) == '=')) {
@@ -252,7 +271,7 @@ class Parser {
       }
       const Class first = Member();
       if (Peek() != '-' || Peek(1) == ']') {
-        all = all.Union(first);
+        add(first);
         continue;
       }
       ++at_;
@@ -260,10 +279,10 @@ class Parser {
       const auto from = Single(first), to = Single(last);
       if (!status_.ok()) return {};
       if (!from || !to || *from > *to) return Fail("has a range of characters that is none");
-      all = all.Union(Class::Of(CodepointSet({{*from, *to}})));
+      add(Class::Of(CodepointSet({{*from, *to}})));
     }
     ++at_;
-    return Set((negated ? all.Complement() : all).surely);
+    return Set(negated ? maybe.Union().Complement() : surely.Union());
   }
 
   Class Member() {

@@ -1,6 +1,7 @@
 // Tests which regular expressions are read, and how they are written for XGrammar.
 #include "router/core/constraint/regex.h"
 
+#include <ctime>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,6 +114,21 @@ TEST(Regex, AllButWords) {
   EXPECT_TRUE(written.ends_with(")?\u00e9{0}"));
   // A key with a quote is written with an escape, which no other key has.
   EXPECT_EQ(WriteRegex(AllBut({U"\""})), WriteRegex(AllBut({})));
+}
+
+TEST(Regex, ALargeClassTakesLittleTime) {
+  std::string pattern = "[";
+  for (char32_t c = 0x800; pattern.size() < kMaxRegexBytes - 4; c += 2) {
+    for (const int bits : {12, 6, 0}) {
+      pattern +=
+          static_cast<char>((bits == 12 ? 0xe0 : 0x80) | (c >> bits & (bits == 12 ? 15 : 63)));
+    }
+  }
+  const std::clock_t begin = std::clock();
+  const auto node = ParseRegex(pattern + "]", RegexUse::kAnswer);
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 0.5);
+  ASSERT_TRUE(node.ok()) << node.status();
+  EXPECT_EQ(node->set.ranges().size(), pattern.size() / 3);
 }
 
 TEST(Regex, KnowsItsLengths) {
