@@ -5,12 +5,24 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace flotilla::router {
 namespace {
+
+// What has to be finite so that a value of a schema is: all parts, one of them, or a definition.
+// Nothing has to be where there are no parts.
+struct Need {
+  enum class Kind : std::uint8_t { kAll, kAny, kDefinition };
+  Kind kind = Kind::kAll;
+  std::vector<Need> parts;
+  std::size_t definition = 0;
+
+  bool none() const { return kind == Kind::kAll && parts.empty(); }
+};
 
 // The definitions of one schema, with the schema itself in front.
 class Definitions {
@@ -19,6 +31,7 @@ class Definitions {
     if (const OrderedJson* definitions = Find(written, "$defs")) {
       for (const OrderedJson& each : *definitions) schemas_.push_back(&each);
     }
+    for (const OrderedJson* schema : schemas_) needs_.push_back(NeedOf(*schema));
     finite_.resize(schemas_.size());
     seen_.resize(schemas_.size());
   }
@@ -31,7 +44,7 @@ class Definitions {
     for (bool more = true; more;) {
       more = false;
       for (std::size_t i = 0; i < schemas_.size(); ++i) {
-        if (finite_[i] || !IsFinite(*schemas_[i])) continue;
+        if (finite_[i] || !IsFinite(needs_[i])) continue;
         finite_[i] = more = true;
       }
     }
@@ -53,32 +66,49 @@ class Definitions {
     return number + 1;
   }
 
-  bool IsFinite(const OrderedJson& schema) const {
-    if (const OrderedJson* reference = Find(schema, "$ref")) return finite_[Target(*reference)];
+  // FindFinite looks at this again and again, so it has nothing that is finite anyway.
+  static Need NeedOf(const OrderedJson& schema) {
+    Need need;
+    const auto add = [&need](const OrderedJson& part) {
+      if (Need of_part = NeedOf(part); !of_part.none()) need.parts.push_back(std::move(of_part));
+    };
+    if (const OrderedJson* reference = Find(schema, "$ref")) {
+      return {.kind = Need::Kind::kDefinition, .definition = Target(*reference)};
+    }
     if (const OrderedJson* options = Find(schema, "anyOf")) {
-      return std::any_of(options->begin(), options->end(),
-                         [this](const OrderedJson& option) { return IsFinite(option); });
+      std::for_each(options->begin(), options->end(), add);
+      if (need.parts.size() < options->size()) return {};
+      need.kind = Need::Kind::kAny;
+      return need;
     }
     if (const OrderedJson* required = Find(schema, "required")) {
+      std::set<std::string_view> names;
+      for (const OrderedJson& name : *required) names.insert(name.get_ref<const std::string&>());
       const OrderedJson& properties = *Find(schema, "properties");
-      return std::all_of(required->begin(), required->end(), [&](const OrderedJson& name) {
-        return IsFinite(*Find(properties, name.get_ref<const std::string&>()));
-      });
+      for (const auto& [name, property] : properties.get_ref<const OrderedJson::object_t&>()) {
+        if (names.contains(name)) add(property);
+      }
+      return need;
     }
     const OrderedJson* least = Find(schema, "minItems");
     if (least == nullptr) least = Find(schema, "minProperties");
     auto left = least == nullptr ? 0 : least->get<std::size_t>();
     if (const OrderedJson* prefix = Find(schema, "prefixItems")) {
-      for (const OrderedJson& item : *prefix) {
-        if (left > 0 && !IsFinite(item)) return false;
-        left -= left > 0 ? 1 : 0;
-      }
+      for (std::size_t i = 0; i < prefix->size() && left > 0; ++i, --left) add((*prefix)[i]);
     }
     for (const std::string_view others : {"items", "additionalProperties"}) {
       const OrderedJson* other = Find(schema, others);
-      if (left > 0 && other != nullptr && other->is_object() && !IsFinite(*other)) return false;
+      if (left > 0 && other != nullptr && other->is_object()) add(*other);
     }
-    return true;
+    return need;
+  }
+
+  bool IsFinite(const Need& need) const {
+    const auto is_finite = [this](const Need& part) { return IsFinite(part); };
+    if (need.kind == Need::Kind::kDefinition) return finite_[need.definition];
+    return need.kind == Need::Kind::kAll
+               ? std::all_of(need.parts.begin(), need.parts.end(), is_finite)
+               : std::any_of(need.parts.begin(), need.parts.end(), is_finite);
   }
 
   bool Leads(const OrderedJson& schema, std::size_t index) {
@@ -96,6 +126,7 @@ class Definitions {
   }
 
   std::vector<const OrderedJson*> schemas_;
+  std::vector<Need> needs_;
   std::vector<bool> finite_, seen_;
 };
 

@@ -189,6 +189,24 @@ TEST(JsonSchema, LooksForOverlapsWithinABound) {
   EXPECT_TRUE(JsonSchemaConstraintFromText(R"({"oneOf":[)" + options.substr(1) + "]}").ok());
 }
 
+// The last of many names shows late that it ends.
+TEST(JsonSchema, WhatEndsIsFoundInLittleTime) {
+  std::string names, definitions;
+  for (int i = 0; i < 1700; ++i) names += "\"n" + std::to_string(i) + "\",";
+  for (int i = 0; i < 300; ++i) {
+    definitions += "\"d" + std::to_string(i) +
+                   R"(":{"type":"object","required":["a"],"properties":{"a":{"$ref":"#/$defs/d)" +
+                   std::to_string(i + 1) + R"("}}},)";
+  }
+  const std::clock_t begin = std::clock();
+  const auto schema =
+      JsonSchemaConstraintFromText(R"({"type":"object","required":[)" + names +
+                                   R"("z"],"properties":{"z":{"$ref":"#/$defs/d0"}},)" +
+                                   R"("$defs":{)" + definitions + R"("d300":{"type":"null"}}})");
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 0.5);
+  EXPECT_TRUE(schema.ok()) << schema.status();
+}
+
 TEST(JsonSchema, KeywordsAreDocumented) {
   std::ifstream file("docs/api.md");
   ASSERT_TRUE(file.is_open()) << "run the test from the source folder";
