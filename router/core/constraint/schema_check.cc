@@ -197,6 +197,25 @@ std::vector<UnendingSchema> FindUnending(const OrderedJson& written) {
 
 void TellApart(OrderedJson& written) { Numbering().Walk(written, true); }
 
+bool TakeRoom(const OrderedJson& value, std::size_t& room) {
+  std::size_t size = 1;
+  if (value.is_structured()) size = 1 + std::max<std::size_t>(value.size(), 1);
+  if (value.is_string()) size = 2 + value.get_ref<const std::string&>().size();
+  if (size > room) return false;
+  room -= size;
+  if (!value.is_object()) {
+    return !value.is_array() ||
+           std::all_of(value.begin(), value.end(),
+                       [&room](const OrderedJson& each) { return TakeRoom(each, room); });
+  }
+  for (const auto& [name, member] : value.get_ref<const OrderedJson::object_t&>()) {
+    if (3 + name.size() > room) return false;
+    room -= 3 + name.size();
+    if (!TakeRoom(member, room)) return false;
+  }
+  return true;
+}
+
 bool HasOnlyExactNumbers(const OrderedJson& value) {
   if (value.is_structured()) return std::all_of(value.begin(), value.end(), HasOnlyExactNumbers);
   if (!value.is_number_unsigned()) return true;

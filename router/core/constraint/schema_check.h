@@ -23,6 +23,9 @@ std::vector<UnendingSchema> FindUnending(const OrderedJson& written);
 // their own, "x-number", which XGrammar compares and has no other use for.
 void TellApart(OrderedJson& written);
 
+// Takes from `room` the bytes that the text of a value has at least. False: there are not as many.
+bool TakeRoom(const OrderedJson& value, std::size_t& room);
+
 // Whether a double holds each number that is no 64-bit integer, which XGrammar reads as one.
 bool HasOnlyExactNumbers(const OrderedJson& value);
 

@@ -5,6 +5,7 @@
 
 #include "common/types/text.h"
 #include "router/core/constraint/json_schema.h"
+#include "router/core/constraint/schema_check.h"
 #include "router/core/constraint/schema_overlap.h"
 #include "router/core/constraint/schema_walk.h"
 
@@ -39,7 +40,7 @@ OrderedJson SchemaWalk::Object(const Schema& schema) {
   if (ok()) ReadOthers(schema, parts);
   if (ok()) ReadPatterns(schema, parts);
   if (ok()) ReadNames(schema, parts);
-  if (ok()) AddRequired(parts);
+  if (ok()) AddRequired(schema, parts);
   return ok() ? WriteObject(schema, parts) : OrderedJson(false);
 }
 
@@ -124,6 +125,10 @@ void SchemaWalk::ReadNames(const Schema& schema, ObjectParts& parts) {
     }
     names = *target;
   }
+  if (!TakeRoom(*names, names_room_)) {
+    Refuse(place, "", "is too large, with what it and others refer to");
+    return;
+  }
   OrderedJson typed = *names;
   if (typed.is_object() && !typed.contains("type") && !typed.contains("enum") &&
       !typed.contains("const")) {
@@ -154,7 +159,7 @@ void SchemaWalk::ReadNames(const Schema& schema, ObjectParts& parts) {
     const auto& name = value.get_ref<const std::string&>();
     allowed.insert(name);
     if (parts.names.insert(name).second && !parts.others.is_boolean()) {
-      parts.properties.emplace_back(name, parts.others);
+      AddOther(schema, "propertyNames", name, parts.others, parts);
     }
   }
   for (auto& [name, property] : parts.properties) {
@@ -166,23 +171,39 @@ void SchemaWalk::ReadNames(const Schema& schema, ObjectParts& parts) {
 
 // Names that are required without being properties are others, which there may be if the schema
 // does not say that there are none.
-void SchemaWalk::AddRequired(ObjectParts& parts) {
+void SchemaWalk::AddRequired(const Schema& schema, ObjectParts& parts) {
   const OrderedJson other = parts.asked ? parts.others : OrderedJson::object();
   for (const std::string& name : parts.required) {
-    if (parts.names.insert(name).second) parts.properties.emplace_back(name, other);
+    if (parts.names.insert(name).second) AddOther(schema, "required", name, other, parts);
   }
+}
+
+// Adds a property with a copy of the schema of others. There may be many of them, and of theirs.
+void SchemaWalk::AddOther(const Schema& schema, std::string_view keyword, const std::string& name,
+                          const OrderedJson& other, ObjectParts& parts) {
+  if (!ok()) return;
+  if (name.size() > room_ || !TakeRoom(other, room_ -= name.size())) {
+    Refuse(schema.place, keyword,
+           "makes the schema too large, which has the schema of other properties for each name");
+    return;
+  }
+  parts.properties.emplace_back(name, other);
 }
 
 OrderedJson SchemaWalk::WriteObject(const Schema& schema, ObjectParts& parts) {
   const std::optional<std::int64_t> most = Count(schema, "maxProperties", kPropertyCap);
   std::int64_t least = Count(schema, "minProperties", kMaxSchemaCount + 1).value_or(0);
   if (!ok()) return false;
+  // The names differ, so they are appended: the library looks through all names for each one.
   OrderedJson properties = OrderedJson::object();
+  std::set<std::string_view> kept;
   for (auto& [name, property] : parts.properties) {
-    if (!property.is_boolean()) properties.emplace(name, std::move(property));
+    if (property.is_boolean()) continue;
+    kept.insert(name);
+    properties.get_ref<OrderedJson::object_t&>().emplace_back(name, std::move(property));
   }
   for (const std::string& name : parts.required) {
-    if (!properties.contains(name)) return false;
+    if (!kept.contains(name)) return false;
   }
   const auto required = static_cast<std::int64_t>(parts.required.size());
   const bool open = !parts.others.is_boolean();

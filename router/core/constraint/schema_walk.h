@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/types/constraint.h"
 #include "router/core/constraint/ordered_json.h"
 #include "router/core/constraint/regex.h"
 #include "router/core/constraint/schema_document.h"
@@ -66,7 +67,9 @@ class SchemaWalk {
   void ReadOthers(const Schema& schema, ObjectParts& parts);
   void ReadPatterns(const Schema& schema, ObjectParts& parts);
   void ReadNames(const Schema& schema, ObjectParts& parts);
-  void AddRequired(ObjectParts& parts);
+  void AddRequired(const Schema& schema, ObjectParts& parts);
+  void AddOther(const Schema& schema, std::string_view keyword, const std::string& name,
+                const OrderedJson& other, ObjectParts& parts);
   OrderedJson WriteObject(const Schema& schema, ObjectParts& parts);
 
   // Keeps the first refusal. Returns false, as a schema.
@@ -88,6 +91,9 @@ class SchemaWalk {
   std::vector<const OrderedJson*> targets_;
   std::vector<std::string> target_places_;
   int subschemas_ = 0;
+  // Bytes that are left for copies of schemas, of which each name may need one, and for schemas of
+  // names, of which each reference may mean the same.
+  std::size_t room_ = Constraint::kMaxBytes, names_room_ = 4 * Constraint::kMaxBytes;
   bool old_dialect_ = false;  // before draft 2020-12
   absl::Status status_;
 };

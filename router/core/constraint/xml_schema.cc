@@ -52,27 +52,6 @@ RegexNode WithoutTags(const RegexNode& node) {
   return RepeatNode(std::move(children[0]), node.min, node.max);
 }
 
-// Takes from `room` the bytes that the text of a value has at least. False: there are not as many.
-bool Take(const OrderedJson& value, std::size_t& room) {
-  std::size_t size = 1;
-  if (value.is_structured()) size = 1 + std::max<std::size_t>(value.size(), 1);
-  if (value.is_string()) size = 2 + value.get_ref<const std::string&>().size();
-  if (size > room) return false;
-  room -= size;
-  if (!value.is_object()) {
-    return !value.is_array() ||
-           std::all_of(value.begin(), value.end(),
-                       [&room](const OrderedJson& each) { return Take(each, room); });
-  }
-  for (const auto& [name, member] : value.get_ref<const OrderedJson::object_t&>()) {
-    if (name == "$defs") continue;  // only the outermost schema has them, and they are not copied
-    if (3 + name.size() > room) return false;
-    room -= 3 + name.size();
-    if (!Take(member, room)) return false;
-  }
-  return true;
-}
-
 class XmlWalk {
  public:
   // `root` and `room` outlive the walk.
@@ -108,15 +87,16 @@ class XmlWalk {
  private:
   // Refuses what makes the schema too large.
   bool Fits(const OrderedJson& copied) {
-    if (!Take(copied, room_)) Refuse("is too large as it is compiled, with what it refers to");
+    if (!TakeRoom(copied, room_)) Refuse("is too large as it is compiled, with what it refers to");
     return status_.ok();
   }
 
   OrderedJson Object(const OrderedJson& schema) {
-    if (!Fits(schema)) return nullptr;
     OrderedJson object = OrderedJson::object();
     for (const auto& [name, value] : schema.get_ref<const OrderedJson::object_t&>()) {
-      if (name != "$defs" && name != "patternProperties") object[name] = value;
+      if (name == "$defs" || name == "patternProperties") continue;
+      if (!Fits(value)) return nullptr;
+      object[name] = value;
     }
     const bool is_open = schema.contains("patternProperties");
     const OrderedJson* properties = Find(schema, "properties");

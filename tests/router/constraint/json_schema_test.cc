@@ -207,6 +207,32 @@ TEST(JsonSchema, WhatEndsIsFoundInLittleTime) {
   EXPECT_TRUE(schema.ok()) << schema.status();
 }
 
+// Each name that is required without being a property has a copy of the schema of others, in which
+// there are copies again. And each reference to names means all of them.
+TEST(JsonSchema, CopiesForNamesAreBounded) {
+  std::string names, nested = "{}", properties;
+  for (int i = 0; i < 20; ++i) names += ",\"n" + std::to_string(i) + '"';
+  for (int depth = 0; depth < 4; ++depth) {
+    nested = R"({"required":[)" + names.substr(1) + R"(],"additionalProperties":)" + nested + "}";
+  }
+  const std::string why =
+      " makes the schema too large, which has the schema of other properties for each name";
+  EXPECT_EQ(Written(nested), "/additionalProperties: \"required\"" + why);
+  const std::string enumerated =
+      R"({"propertyNames":{"enum":[)" + names.substr(1) + R"(]},"additionalProperties":)";
+  EXPECT_EQ(Written(enumerated + enumerated + enumerated + enumerated + "{}}}}}"),
+            "/additionalProperties: \"propertyNames\"" + why);
+
+  for (int i = 20; i < 2000; ++i) names += ",\"n" + std::to_string(i) + '"';
+  for (int i = 0; i < 300; ++i) {
+    properties += ",\"p" + std::to_string(i) +
+                  R"(":{"propertyNames":{"$ref":"#/$defs/n"},"additionalProperties":false})";
+  }
+  EXPECT_EQ(Written(R"({"properties":{)" + properties.substr(1) + R"(},"$defs":{"n":{"enum":[)" +
+                    names.substr(1) + "]}}}"),
+            "/properties/p17/propertyNames: this is too large, with what it and others refer to");
+}
+
 TEST(JsonSchema, KeywordsAreDocumented) {
   std::ifstream file("docs/api.md");
   ASSERT_TRUE(file.is_open()) << "run the test from the source folder";
