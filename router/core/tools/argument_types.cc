@@ -14,6 +14,9 @@ namespace {
 // refer to options would be read many times else.
 constexpr int kMaxSteps = 1000;
 constexpr int kMaxDepth = 16;
+// Members and values that are looked at for that, again for each reference. To pass a definition by
+// takes less.
+constexpr std::size_t kMaxWork = 32'768, kNamesPerWork = 8;
 
 // In characters. A greater "maxLength" says nothing.
 constexpr double kLongestText = 1e9;
@@ -67,12 +70,13 @@ class SchemaReader {
   const OrderedJson* Target(const OrderedJson& schema, int depth) {
     if (depth > kMaxDepth) return nullptr;
     const OrderedJson* target = &schema;
-    while (++steps_ <= kMaxSteps) {
+    while (++steps_ <= kMaxSteps && Charge(target->size())) {
       const OrderedJson* reference = Find(*target, "$ref");
       if (reference == nullptr) return target->is_object() ? target : nullptr;
       if (!reference->is_string()) return nullptr;
-      const auto next = Resolve(root_, reference->get_ref<const std::string&>());
-      if (!next.ok()) return nullptr;
+      std::size_t names = 0;
+      const auto next = Resolve(root_, reference->get_ref<const std::string&>(), &names);
+      if (!next.ok() || !Charge(names / kNamesPerWork)) return nullptr;
       target = *next;
     }
     return nullptr;
@@ -87,6 +91,7 @@ class SchemaReader {
       type.trims = true;
     } else if (const OrderedJson* values = Find(*target, "enum");
                values != nullptr && values->is_array()) {
+      if (!Charge(values->size())) return {};
       type.types = 0;
       type.trims = true;
       for (const OrderedJson& each : *values) type.types |= TypeOfValue(each);
@@ -123,8 +128,11 @@ class SchemaReader {
     return type;
   }
 
+  bool Charge(std::size_t work) { return (work_ += work) <= kMaxWork; }
+
   const OrderedJson& root_;
   int steps_ = 0;
+  std::size_t work_ = 0;
 };
 
 }  // namespace
