@@ -55,10 +55,10 @@ class Builder {
     if (!Take(kMemberBytes)) return false;
     key_is_bound_ = bound_ != nullptr && open_.size() == 1 && name == bound_->name;
     auto& members = open_.back()->get_ref<Json::object_t&>();
-    const auto [member, is_new] = members.try_emplace(std::move(name));
-    const auto shown = [&] { return RepairUtf8(member->first.substr(0, kShownKeyBytes)); };
-    if (!is_new) return Refuse(BadBody(Cat("duplicate key '", shown(), "'")));
-    member_ = &member->second;
+    const auto member = members.try_emplace(std::move(name));
+    const auto shown = [&] { return RepairUtf8(member.first->first.substr(0, kShownKeyBytes)); };
+    if (!member.second) return Refuse(BadBody(Cat("duplicate key '", shown(), "'")));
+    member_ = &member.first->second;
     if (open_.size() == 1) field_ = shown();
     return true;
   }

@@ -88,7 +88,8 @@ class Walk {
                              ? "must have a \"type\""
                              : Cat("is of type '", ShownName(type), "', which is not supported"));
     }
-    for (const auto& [name, value] : format.get_ref<const OrderedJson::object_t&>()) {
+    for (const auto& member : format.get_ref<const OrderedJson::object_t&>()) {
+      const std::string& name = member.first;
       const bool known = name == "type" ||
                          std::any_of(std::begin(kFields), std::end(kFields), [&](const Field& f) {
                            return is_of_type(f) && f.name == name;
