@@ -38,22 +38,34 @@ namespace flotilla::kernels {
 // Rows of activations as 16-bit integers, one scale per (row, split). The worker
 // owns the arrays: QuantizeRows writes them, matmul_i16 reads them.
 // x[row, i] ~ scales[row, split of i] * values[row, i].
+//
+// Rows of 8 bits lie in the same arrays: the k values of a row are int8 at the begin of its place,
+// and the sum of a split's values is where the sum of its first group would be.
 struct QuantizedRows {
   int16_t* values = nullptr;    // [rows, k], within +-32767
   float* group_sums = nullptr;  // [rows, k / kSumSpan] the sums of each group and of its first half
   float* scales = nullptr;      // [rows, splits]
+
+  FLOTILLA_INLINE int8_t* bytes(int row, int k) const {
+    return reinterpret_cast<int8_t*>(values + static_cast<int64_t>(row) * k);
+  }
 };
 
 // quantize_rows: fp32 rows to QuantizedRows. Per row and split: scale = max|x| /
 // 32767, value = round-half-even(x * (32767 / max|x|)). A split with max|x| below
 // 1e-30 becomes zeros with scale 0; one with a NaN or infinity becomes zeros with
 // scale NaN, so that its products are NaN.
+//
+// With activations of 8 bits: kDynamic is the same with 127 in the place of 32767. kStatic has the
+// scale of the scheme, and value = round-half-even(x / scale + zero, within -128 and 127); a split
+// with a NaN or infinity as above.
 struct QuantizeArgs {
   const float* x = nullptr;  // [rows, k] fp32
   int64_t x_stride = 0;      // floats from row to row
   int k = 0;                 // multiple of 32
   int split_count = 1;       // as MatrixView
   const int32_t* split_ends = nullptr;
+  ActivationScheme activations;  // that of the matrix; kNone: 16 bits
   QuantizedRows out;
 };
 
@@ -69,6 +81,12 @@ struct MatMulI16Args {
   int64_t out_stride = 0;   // floats from row to row
   bool accumulate = false;  // out + product instead of product (residual add)
 };
+
+// matmul_i8: the same product of int8 (kinds with HasInt8Product only). Per split, dot = the sum of
+// (value - zero of the activations) * (code - zero of the weights) in 32 bits, which hold it
+// (MostInt8Inputs); partial = scale of the row * (scale of the column * dot); partials are added in
+// the split tree.
+using MatMulI8Args = MatMulI16Args;
 
 // matmul_f32: the same product in fp32. Weights are the exact values of their
 // format; per split acc = fma(x, w, acc), k ascending; then the split tree.
@@ -269,6 +287,7 @@ struct Ops {
 
   void (*quantize_rows)(const QuantizeArgs&, int row_begin, int row_end);
   void (*matmul_i16)(const MatMulI16Args&, int panel_begin, int panel_end);
+  void (*matmul_i8)(const MatMulI8Args&, int panel_begin, int panel_end);
   void (*matmul_f32)(const MatMulF32Args&, int panel_begin, int panel_end);
   void (*rms_norm)(const RmsNormArgs&, int row_begin, int row_end);
   void (*layer_norm)(const LayerNormArgs&, int row_begin, int row_end);

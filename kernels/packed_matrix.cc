@@ -91,6 +91,12 @@ bool HasIntegerProduct(PackedKind kind) {
   return has;
 }
 
+bool HasInt8Product(PackedKind kind) {
+  bool has = false;
+  VisitKind(kind, [&]<class Kind>() { has = kHasInt8ProductOf<Kind>; });
+  return has;
+}
+
 void PackedMatrix::Free::operator()(std::byte* p) const { std::free(p); }
 
 absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding, int64_t columns,
@@ -105,6 +111,10 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
   }
   const absl::StatusOr<PackedKind> kind = KindFor(encoding);
   if (!kind.ok()) return kind.status();
+  if (HasInt8Product(*kind) && k > MostInt8Inputs(encoding)) {
+    return absl::InvalidArgumentError(absl::StrCat("rows of ", k, " weights of 8 bits: at most ",
+                                                   MostInt8Inputs(encoding), " are possible"));
+  }
   PackedMatrix matrix;
   matrix.split_ends_.assign(split_ends.begin(), split_ends.end());
   if (split_ends.empty()) matrix.split_ends_.push_back(static_cast<int32_t>(k));
@@ -222,7 +232,8 @@ MatrixView PackedMatrix::view() const {
           .record_bytes = record_bytes_,
           .super_bytes = super_bytes_,
           .first_record = first_record_,
-          .block_supers = block_supers_.empty() ? nullptr : block_supers_.data()};
+          .block_supers = block_supers_.empty() ? nullptr : block_supers_.data(),
+          .activations = encoding_.activations};
 }
 
 }  // namespace flotilla::kernels

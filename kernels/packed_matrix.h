@@ -35,8 +35,11 @@ absl::StatusOr<PackedKind> KindFor(const WeightEncoding& encoding);
 // rows apart. InvalidArgument: no kind packs it.
 absl::StatusOr<double> PackedBits(const WeightEncoding& encoding, int64_t k);
 
-// Whether matmul_i16 multiplies weights of this kind. The others have fp32 products only.
+// Whether matmul_i16 multiplies weights of this kind. Those that no integer product multiplies have
+// fp32 products only.
 bool HasIntegerProduct(PackedKind kind);
+// Whether matmul_i8 does.
+bool HasInt8Product(PackedKind kind);
 
 // The view of a PackedMatrix that kernels use: plain data, valid while the matrix lives.
 //
@@ -55,6 +58,7 @@ struct MatrixView {
   int64_t super_bytes = 0;                // of one window (kSuperBytesOf)
   int64_t first_record = 0;               // bytes from a panel's begin
   const int32_t* block_supers = nullptr;  // [blocks] which of the panel's windows; null: none
+  ActivationScheme activations;           // of the encoding
 
   int panels() const { return (columns + kPanelColumns - 1) / kPanelColumns; }
   int blocks() const { return k / kBlockK; }

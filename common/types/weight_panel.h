@@ -28,6 +28,20 @@ inline constexpr int kFactorGroup = 16;
 // The number of consecutive k that have a scale in FP8.
 inline constexpr int kLongGroup = 128;
 
+// The activations that a checkpoint says its weights are multiplied by. `accurate` has its own and
+// asks nobody; recipe `fast` multiplies 8-bit weights by these. An activation is
+//   scale * (code - zero)   with codes of 8 bits,
+// whose scale and zero are those that the checkpoint has (kStatic), or the row's absmax / 127 and
+// none (kDynamic).
+struct ActivationScheme {
+  enum class Kind : uint8_t { kNone, kDynamic, kStatic };
+  Kind kind = Kind::kNone;
+  int8_t zero = 0;
+  float scale = 0;
+
+  bool operator==(const ActivationScheme&) const = default;
+};
+
 // What the numbers of a panel mean: the weight itself, or codes. The weight of a code is
 //   scale * factor * (code - zero) + minimum * minimum factor  in fp32,
 // which rounds once: with fp16 and bf16 scales the products are exact and only the sum rounds, and
@@ -58,9 +72,19 @@ struct WeightEncoding {
   // matrices of equal encodings have the same groups.
   int32_t groups = 0;
   uint64_t order = 0;
+  // Not kNone: the weights are multiplied by such activations, and all k of a row have one scale
+  // and one zero.
+  ActivationScheme activations;
 
   bool operator==(const WeightEncoding&) const = default;
 };
+
+// The k of a row up to which sums of products with activations of 8 bits hold in 32 bits: products
+// are of magnitudes up to 128 * 128, or with zeros up to 255 * 256. The sum of as many activations
+// is exact in fp32.
+constexpr int64_t MostInt8Inputs(const WeightEncoding& encoding) {
+  return encoding.has_zeros || encoding.activations.zero != 0 ? 32'896 : 131'040;
+}
 
 // The codes of a table, by the index that a file has. kIq4 is that of IQ4_NL and IQ4_XS, and kFp4
 // has twice the values of FP4 (E2M1) in MXFP4 and NVFP4.

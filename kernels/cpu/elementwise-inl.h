@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/simd.h"
@@ -32,19 +33,28 @@ FLOTILLA_INLINE void StoreUpTo(float* p, int n, typename S::F x) {
   }
 }
 
-// Quantises one split, x[0, n): writes values and block sums, returns the scale.
+inline constexpr float kLargestFloat = std::numeric_limits<float>::max();
+
+// The largest magnitude of x[0, n), by the order of bits: a NaN is above infinity.
 template <class S>
-FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, float* sums) {
-  using I = typename S::I;
-  const I magnitude = S::ISet1(INT32_MAX);
-  I largest = S::IZero();
+FLOTILLA_INLINE float LargestMagnitude(const float* x, int n) {
+  const auto magnitude = S::ISet1(INT32_MAX);
+  auto largest = S::IZero();
   for (int i = 0; i < n; i += 16) {
     largest = S::IMax(largest, S::IAnd(S::Bits(S::Load(x + i)), magnitude));
   }
   const int32_t max_bits = S::IMaxLane(largest);
   float max;
   __builtin_memcpy(&max, &max_bits, sizeof max);
-  const bool finite = max_bits < 0x7F800000;
+  return max;
+}
+
+// Quantises one split, x[0, n): writes values and block sums, returns the scale.
+template <class S>
+FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, float* sums) {
+  using I = typename S::I;
+  const float max = LargestMagnitude<S>(x, n);
+  const bool finite = max <= kLargestFloat;
   if (!finite || max < 1e-30f) {
     for (int i = 0; i < n; i += 16) S::StoreInt16(values + i, S::IZero());
     for (int b = 0; b < n / kSumSpan; ++b) sums[b] = 0.0f;
@@ -64,8 +74,39 @@ FLOTILLA_INLINE float QuantizeSplit(const float* x, int n, int16_t* values, floa
   return max / 32767.0f;
 }
 
+// The same with activations of 8 bits: writes n values and their sum.
+template <class S>
+FLOTILLA_INLINE float QuantizeSplitToBytes(const ActivationScheme& scheme, const float* x, int n,
+                                           int8_t* values, float* sum) {
+  using I = typename S::I;
+  const float max = LargestMagnitude<S>(x, n);
+  const bool finite = max <= kLargestFloat;
+  const bool fixed = scheme.kind == ActivationScheme::Kind::kStatic;
+  if (!finite || (!fixed && max < 1e-30f)) {
+    for (int i = 0; i < n; i += 16) S::StoreBytes(values + i, S::IZero());
+    *sum = 0.0f;
+    return finite ? 0.0f : __builtin_nanf("");
+  }
+  const auto inverse = S::Set1(127.0f / max), scale = S::Set1(scheme.scale);
+  const auto zero = S::Set1(static_cast<float>(scheme.zero));
+  const auto low = S::Set1(-128.0f), high = S::Set1(127.0f);
+  I sums = S::IZero();
+  for (int i = 0; i < n; i += 16) {
+    const auto from = S::Load(x + i);
+    const I value = S::ToInt(fixed ? S::Min(S::Max(S::Add(S::Div(from, scale), zero), low), high)
+                                   : S::Mul(from, inverse));
+    sums = S::IAdd(sums, value);
+    S::StoreBytes(values + i, S::IAnd(value, S::ISet1(255)));
+  }
+  int32_t total, none;
+  S::ISums(sums, S::IZero(), total, none);
+  *sum = static_cast<float>(total);
+  return fixed ? scheme.scale : max / 127.0f;
+}
+
 template <class S>
 void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
+  const bool to_bytes = args.activations.kind != ActivationScheme::Kind::kNone;
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
@@ -74,8 +115,11 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
     int begin = 0;
     for (int split = 0; split < args.split_count; ++split) {
       const int end = args.split_ends[split];
-      scales[split] =
-          QuantizeSplit<S>(x + begin, end - begin, values + begin, sums + begin / kSumSpan);
+      float* const split_sums = sums + begin / kSumSpan;
+      scales[split] = to_bytes
+                          ? QuantizeSplitToBytes<S>(args.activations, x + begin, end - begin,
+                                                    args.out.bytes(row, args.k) + begin, split_sums)
+                          : QuantizeSplit<S>(x + begin, end - begin, values + begin, split_sums);
       begin = end;
     }
   }

@@ -140,6 +140,104 @@ void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end) {
   });
 }
 
+// The zero of the activations times the sum of (code - zero) of each split and column of a panel:
+// the dot products that a row of ones has with the panel.
+template <class S, class Kind>
+__attribute__((noinline)) void ZeroSums(const MatrixView& w, int panel, int32_t* sums) {
+  alignas(64) static constexpr int8_t kOnes[4] = {1, 1, 1, 1};
+  const auto ones = S::BroadcastQuad(kOnes);
+  int block = 0;
+  for (int split = 0; split < w.split_count; ++split, sums += kPanelColumns) {
+    const int begin = block, end = w.split_ends[split] / kBlockK;
+    for (int half = 0; half < 2; ++half) {
+      auto sum = S::IZero();
+      for (block = begin; block < end; ++block) {
+        for (int quad = 0; quad < kBlockK / 4; ++quad) {
+          sum =
+              S::DotQuads(sum, S::LoadQuads(w.record(panel, block) + half * 512 + quad * 64), ones);
+        }
+      }
+      const auto zero = Kind::template Zeros<S>(w.super(panel, 0), half);
+      sum = S::ISub(sum, S::IMul(zero, S::ISet1((end - begin) * kBlockK)));
+      S::IStore(sums + half * 16, S::IMul(sum, S::ISet1(w.activations.zero)));
+    }
+  }
+}
+
+// As I16Tile, of int8: dot products of whole splits. `zero_sums` are those of the panel; null: the
+// activations have no zero.
+template <class S, class Kind, int R, int H>
+__attribute__((noinline)) void I8Tile(const MatMulI8Args& args, int panel, int half, int row,
+                                      const int32_t* zero_sums) {
+  using F = typename S::F;
+  using I = typename S::I;
+  constexpr int C = DotChains<S>(R * H);
+  const MatrixView& w = args.weights;
+  RecordCursor<Kind> records(w, panel);
+  const int8_t* x[R];
+  FLOTILLA_UNROLL
+  for (int r = 0; r < R; ++r) x[r] = args.x.bytes(row + r, w.k);
+  const float* sums = args.x.group_sums + static_cast<int64_t>(row) * (w.k / kSumSpan);
+  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
+  const std::byte* const columns = w.super(panel, 0);
+
+  SplitTree<S, R * H> tree;
+  F total[R * H];
+  int block = 0;
+  for (int split = 0; split < w.split_count; ++split) {
+    I chains[C][R * H], dots[R * H];
+    ClearDots<S>(chains);
+    const float* const split_sums = sums + block * (kBlockK / kSumSpan);
+    for (const int end = w.split_ends[split] / kBlockK; block < end; ++block) {
+      Kind::template AddQuads<S, R, H, C>(records.Next().record, half, x, block, chains);
+    }
+    SumChains<S>(chains, dots);
+    FLOTILLA_UNROLL
+    for (int h = 0; h < H; ++h) {
+      const I zero = Kind::template Zeros<S>(columns, half + h);
+      const F d = Kind::template Scales<S>(columns, half + h);
+      I of_zero = S::IZero();
+      if (zero_sums != nullptr) {
+        of_zero = S::ILoad(zero_sums + split * kPanelColumns + (half + h) * 16);
+      }
+      FLOTILLA_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const auto sum = static_cast<int32_t>(split_sums[r * (w.k / kSumSpan)]);
+        const I dot = S::ISub(S::ISub(dots[r * H + h], S::IMul(zero, S::ISet1(sum))), of_zero);
+        total[r * H + h] =
+            S::Mul(S::Set1(scales[r * w.split_count + split]), S::Mul(d, S::ToFloat(dot)));
+      }
+    }
+    if (w.split_count > 1) tree.Push(split, total);
+  }
+  if (w.split_count > 1) tree.Finish(w.split_count, total);
+  StoreTile<S, R, H>(args, row, panel * kPanelColumns + half * 16, total);
+}
+
+template <class S, class Kind, int R>
+void I8Rows(const MatMulI8Args& args, int panel, int half, int row, const int32_t* zero_sums) {
+  for (; row + R <= args.rows; row += R) {
+    I8Tile<S, Kind, R, S::kHalves>(args, panel, half, row, zero_sums);
+  }
+  if constexpr (R > 1) I8Rows<S, Kind, R - 1>(args, panel, half, row, zero_sums);
+}
+
+template <class S>
+void MatMulI8(const MatMulI8Args& args, int panel_begin, int panel_end) {
+  VisitKind(args.weights.kind, [&]<class Kind>() FLOTILLA_INLINE_LAMBDA {
+    if constexpr (kHasInt8ProductOf<Kind>) {
+      alignas(64) int32_t zero_sums[kMaxSplits * kPanelColumns];
+      const bool has_zero = args.weights.activations.zero != 0;
+      for (int panel = panel_begin; panel < panel_end; ++panel) {
+        if (has_zero) ZeroSums<S, Kind>(args.weights, panel, zero_sums);
+        for (int half = 0; half < 2; half += S::kHalves) {
+          I8Rows<S, Kind, S::kI16Rows>(args, panel, half, 0, has_zero ? zero_sums : nullptr);
+        }
+      }
+    }
+  });
+}
+
 // Adds `count` k of weights [count][32], which are plain numbers, times x to R rows of acc
 // [rows][32], in the columns from `half` on.
 template <class S, class Kind, int R, int H>

@@ -4,6 +4,7 @@
 namespace flotilla::kernels {
 
 template void MatMulI16<Avx2>(const MatMulI16Args&, int, int);
+template void MatMulI8<Avx2>(const MatMulI8Args&, int, int);
 template void MatMulF32<Avx2>(const MatMulF32Args&, int, int);
 
 }  // namespace flotilla::kernels

@@ -4,6 +4,7 @@
 namespace flotilla::kernels {
 
 template void MatMulI16<Avx512>(const MatMulI16Args&, int, int);
+template void MatMulI8<Avx512>(const MatMulI8Args&, int, int);
 template void MatMulF32<Avx512>(const MatMulF32Args&, int, int);
 
 }  // namespace flotilla::kernels

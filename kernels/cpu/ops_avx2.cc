@@ -11,6 +11,8 @@ namespace flotilla::kernels {
 template <class S>
 void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end);
 template <class S>
+void MatMulI8(const MatMulI8Args& args, int panel_begin, int panel_end);
+template <class S>
 void MatMulF32(const MatMulF32Args& args, int panel_begin, int panel_end);
 template <class S>
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end);
@@ -21,6 +23,7 @@ extern const Ops kAvx2Ops = {
     .description = "AVX2, FMA, F16C",
     .quantize_rows = QuantizeRows<Avx2>,
     .matmul_i16 = MatMulI16<Avx2>,
+    .matmul_i8 = MatMulI8<Avx2>,
     .matmul_f32 = MatMulF32<Avx2>,
     .rms_norm = RmsNorm<Avx2>,
     .layer_norm = LayerNorm<Avx2>,

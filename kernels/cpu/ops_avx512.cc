@@ -11,6 +11,8 @@ namespace flotilla::kernels {
 template <class S>
 void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end);
 template <class S>
+void MatMulI8(const MatMulI8Args& args, int panel_begin, int panel_end);
+template <class S>
 void MatMulF32(const MatMulF32Args& args, int panel_begin, int panel_end);
 template <class S>
 void PagedAttention(const AttentionArgs& args, int token_begin, int token_end);
@@ -21,6 +23,7 @@ extern const Ops kAvx512Ops = {
     .description = "AVX-512 F, BW, VL, DQ, VNNI",
     .quantize_rows = QuantizeRows<Avx512>,
     .matmul_i16 = MatMulI16<Avx512>,
+    .matmul_i8 = MatMulI8<Avx512>,
     .matmul_f32 = MatMulF32<Avx512>,
     .rms_norm = RmsNorm<Avx512>,
     .layer_norm = LayerNorm<Avx512>,

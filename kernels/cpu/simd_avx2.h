@@ -319,6 +319,34 @@ struct Avx2 {
             SumInPlace(acc.b, _mm256_madd_epi16(weights.b, x.b))};
   }
 
+  // vpmaddubsw adds two products in 16 bits and saturates, so bytes are widened: the products of
+  // the even k and those of the odd ones are made by vpmaddwd.
+  struct Quads {
+    I even, odd;
+  };
+  struct Quad {
+    __m256i even, odd;
+  };
+  static FLOTILLA_INLINE Quads LoadQuads(const void* p) {
+    const auto* q = static_cast<const __m256i*>(p);
+    const __m256i a = _mm256_load_si256(q), b = _mm256_load_si256(q + 1);
+    const __m256i low = _mm256_set1_epi16(255);
+    return {{_mm256_and_si256(a, low), _mm256_and_si256(b, low)},
+            {_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)}};
+  }
+  static FLOTILLA_INLINE Quad BroadcastQuad(const int8_t* p) {
+    int32_t quad;
+    std::memcpy(&quad, p, sizeof quad);
+    const __m256i four = _mm256_set1_epi32(quad);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), _mm256_srai_epi16(four, 8)};
+  }
+  static FLOTILLA_INLINE I DotQuads(I acc, const Quads& weights, Quad x) {
+    acc.a = SumInPlace(acc.a, _mm256_madd_epi16(weights.even.a, x.even));
+    acc.b = SumInPlace(acc.b, _mm256_madd_epi16(weights.even.b, x.even));
+    return {SumInPlace(acc.a, _mm256_madd_epi16(weights.odd.a, x.odd)),
+            SumInPlace(acc.b, _mm256_madd_epi16(weights.odd.b, x.odd))};
+  }
+
  private:
   // This is written by hand, because gcc 12 makes many products of a tile before it adds the
   // first, and keeps them on the stack.

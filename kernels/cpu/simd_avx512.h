@@ -217,6 +217,21 @@ struct Avx512 {
   static FLOTILLA_INLINE I DotPairs(I acc, I weights, I x) {
     return _mm512_dpwssd_epi32(acc, weights, x);
   }
+
+  // Dot products of 64 bytes = 16 columns x 4 k, from 0 to 255, and four int8.
+  using Quads = __m512i;
+  static FLOTILLA_INLINE Quads LoadQuads(const void* p) {
+    return _mm512_load_si512(static_cast<const __m512i*>(p));
+  }
+  static FLOTILLA_INLINE I BroadcastQuad(const int8_t* p) {
+    int32_t quad;
+    std::memcpy(&quad, p, sizeof quad);
+    return _mm512_set1_epi32(quad);
+  }
+  // vpdpbusd is exact: it adds products of 16 bits in 32.
+  static FLOTILLA_INLINE I DotQuads(I acc, Quads weights, I x) {
+    return _mm512_dpbusd_epi32(acc, weights, x);
+  }
 };
 
 }  // namespace flotilla::kernels

@@ -34,6 +34,15 @@
 //                              kBlockK activations, and sums the two of their group
 //   AddBlock<S, R, H>(...)     the same for R rows and H halves of 16 columns
 //
+// A kind whose activations have 8 bits (kHasInt8Product) has in their place
+//
+//   Scale(record, lane)        what the integers of a column are multiplied by, in all blocks
+//   Integer(record, lane, k)   the integer of a weight, code - zero
+//   Scales<S>(record, half), Zeros<S>(record, half)  of 16 columns; Zeros are less than the codes
+//                              of AddQuads by 128 and the zero
+//   AddQuads<S, R, H>(record, half, x, block, dots)  adds a block's products of the stored codes,
+//                              from 0 to 255, and the activations of R rows
+//
 // Kinds that kernels/cuda/ multiplies have the two parts of AddBlock by themselves:
 //
 //   FourCodes(record, lane, k) the integers that the activations k to k + 3 are multiplied by, a
@@ -82,6 +91,12 @@ template <class Kind>
 inline constexpr bool kHasTableOf = false;
 template <class Kind>
 requires(Kind::kHasTable) inline constexpr bool kHasTableOf<Kind> = true;
+
+// Whether matmul_i8 multiplies the kind.
+template <class Kind>
+inline constexpr bool kHasInt8ProductOf = false;
+template <class Kind>
+requires(Kind::kHasInt8Product) inline constexpr bool kHasInt8ProductOf<Kind> = true;
 
 template <class Kind>
 concept StreamsWeights = Kind::kStreams;

@@ -4,6 +4,7 @@
 #include "kernels/packing/bf16.h"
 #include "kernels/packing/bytes.h"
 #include "kernels/packing/bytes_f32.h"
+#include "kernels/packing/bytes_int8.h"
 #include "kernels/packing/bytes_ordered.h"
 #include "kernels/packing/bytes_zero.h"
 #include "kernels/packing/five.h"
@@ -52,6 +53,7 @@ using Kinds = KindList<  //
     TwoZero,             //
     BytesF32,            //
     BytesZero,           //
+    BytesInt8,           //
     Nvfp4F32,            //
     NibblesOrdered,      //
     BytesOrdered,        //

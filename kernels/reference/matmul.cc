@@ -37,6 +37,27 @@ float ProductI16(const MatMulI16Args& args, int row, int column) {
 }
 
 template <class Kind>
+float ProductI8(const MatMulI8Args& args, int row, int column) {
+  const MatrixView& w = args.weights;
+  const int8_t* x = args.x.bytes(row, w.k);
+  const float* scales = args.x.scales + static_cast<int64_t>(row) * w.split_count;
+  const int lane = column % kPanelColumns;
+  float partials[kMaxSplits];
+  int k = 0;
+  for (int split = 0; split < w.split_count; ++split) {
+    int32_t dot = 0;
+    float scale = 0;
+    for (; k < w.split_ends[split]; ++k) {
+      const auto record = RecordOf<Kind>(w, column / kPanelColumns, k / kBlockK);
+      scale = Kind::Scale(record, lane);
+      dot += (x[k] - w.activations.zero) * Kind::Integer(record, lane, k % kBlockK);
+    }
+    partials[split] = scales[split] * (scale * static_cast<float>(dot));
+  }
+  return SplitTree(partials, w.split_count);
+}
+
+template <class Kind>
 float ProductF32(const MatMulF32Args& args, int row, int column) {
   const MatrixView& w = args.weights;
   const float* x = args.x + row * args.x_stride;
@@ -69,9 +90,56 @@ void ForEachOutput(const Args& args, int panel_begin, int panel_end, Product pro
   }
 }
 
+// The bits of |x| order like |x| itself, with NaN above infinity.
+uint32_t LargestBits(const float* x, int begin, int end) {
+  uint32_t largest = 0;
+  for (int i = begin; i < end; ++i) {
+    const uint32_t bits = FloatBits(x[i]) & 0x7FFFFFFFu;
+    if (bits > largest) largest = bits;
+  }
+  return largest;
+}
+
+void QuantizeToBytes(const QuantizeArgs& args, int row) {
+  const float* x = args.x + row * args.x_stride;
+  const ActivationScheme& scheme = args.activations;
+  const bool fixed = scheme.kind == ActivationScheme::Kind::kStatic;
+  int8_t* values = args.out.bytes(row, args.k);
+  int begin = 0;
+  for (int split = 0; split < args.split_count; ++split) {
+    const int end = args.split_ends[split];
+    const uint32_t max_bits = LargestBits(x, begin, end);
+    const float max = BitsFloat(max_bits);
+    const bool finite = max_bits < 0x7F800000u;
+    const bool zero = !finite || (!fixed && max < 1e-30f);
+    const float inverse = zero || fixed ? 0.0f : 127.0f / max;
+    int32_t sum = 0;
+    for (int i = begin; i < end; ++i) {
+      float value = 0;
+      if (!zero && fixed) {
+        value = x[i] / scheme.scale + static_cast<float>(scheme.zero);
+        value = value < -128 ? -128.0f : value > 127 ? 127.0f : value;
+      } else if (!zero) {
+        value = x[i] * inverse;
+      }
+      values[i] = static_cast<int8_t>(std::nearbyint(value));
+      sum += values[i];
+    }
+    args.out.group_sums[(static_cast<int64_t>(row) * args.k + begin) / kSumSpan] =
+        static_cast<float>(sum);
+    float* scale = args.out.scales + static_cast<int64_t>(row) * args.split_count + split;
+    *scale = !finite ? BitsFloat(0x7FC00000u) : zero ? 0.0f : fixed ? scheme.scale : max / 127.0f;
+    begin = end;
+  }
+}
+
 }  // namespace
 
 void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
+  if (args.activations.kind != ActivationScheme::Kind::kNone) {
+    for (int row = row_begin; row < row_end; ++row) QuantizeToBytes(args, row);
+    return;
+  }
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + row * args.x_stride;
     int16_t* values = args.out.values + static_cast<int64_t>(row) * args.k;
@@ -79,12 +147,7 @@ void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end) {
     int begin = 0;
     for (int split = 0; split < args.split_count; ++split) {
       const int end = args.split_ends[split];
-      // The bits of |x| order like |x| itself, with NaN above infinity.
-      uint32_t max_bits = 0;
-      for (int i = begin; i < end; ++i) {
-        const uint32_t bits = FloatBits(x[i]) & 0x7FFFFFFFu;
-        if (bits > max_bits) max_bits = bits;
-      }
+      const uint32_t max_bits = LargestBits(x, begin, end);
       const float max = BitsFloat(max_bits);
       const bool finite = max_bits < 0x7F800000u;
       const bool zero = !finite || max < 1e-30f;
@@ -109,6 +172,14 @@ void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end) {
   VisitKind(args.weights.kind, [&]<class Kind>() {
     if constexpr (Kind::kHasIntegerProduct) {
       ForEachOutput(args, panel_begin, panel_end, ProductI16<Kind>);
+    }
+  });
+}
+
+void MatMulI8(const MatMulI8Args& args, int panel_begin, int panel_end) {
+  VisitKind(args.weights.kind, [&]<class Kind>() {
+    if constexpr (kHasInt8ProductOf<Kind>) {
+      ForEachOutput(args, panel_begin, panel_end, ProductI8<Kind>);
     }
   });
 }

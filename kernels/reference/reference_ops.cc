@@ -10,6 +10,7 @@ extern const Ops kReferenceOps = {
     .description = "scalar loops (FMA, F16C)",
     .quantize_rows = reference::QuantizeRows,
     .matmul_i16 = reference::MatMulI16,
+    .matmul_i8 = reference::MatMulI8,
     .matmul_f32 = reference::MatMulF32,
     .rms_norm = reference::RmsNorm,
     .layer_norm = reference::LayerNorm,

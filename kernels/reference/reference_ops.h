@@ -9,6 +9,7 @@ namespace flotilla::kernels::reference {
 
 void QuantizeRows(const QuantizeArgs& args, int row_begin, int row_end);
 void MatMulI16(const MatMulI16Args& args, int panel_begin, int panel_end);
+void MatMulI8(const MatMulI8Args& args, int panel_begin, int panel_end);
 void MatMulF32(const MatMulF32Args& args, int panel_begin, int panel_end);
 void RmsNorm(const RmsNormArgs& args, int row_begin, int row_end);
 void Rope(const RopeArgs& args, int token_begin, int token_end);

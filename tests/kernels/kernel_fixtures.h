@@ -41,6 +41,12 @@ struct RandomWeights {
     rows.resize(static_cast<size_t>(columns) * windows());
     for (WeightRow& row : rows) Fill(random, row);
     if (encoding.groups > 0) PutInGroups(random);
+    if (encoding.activations.kind != ActivationScheme::Kind::kNone) {
+      for (int c = 0; c < columns; ++c) {
+        for (int i = 0; i < k; i += kPanelWindow)
+          ScaleAsFirst(rows[index(c, 0)], rows[index(c, i)]);
+      }
+    }
   }
 
   int windows() const { return (k + kPanelWindow - 1) / kPanelWindow; }
@@ -89,6 +95,13 @@ struct RandomWeights {
   std::vector<WeightRow> rows;
 
  private:
+  // Gives the whole row the first scale and zero of `first`.
+  static void ScaleAsFirst(const WeightRow& first, WeightRow& row) {
+    std::fill(std::begin(row.scales), std::end(row.scales), first.scales[0]);
+    std::fill(std::begin(row.wide_scales), std::end(row.wide_scales), first.wide_scales[0]);
+    std::fill(std::begin(row.zeros), std::end(row.zeros), first.zeros[0]);
+  }
+
   // Gives each k a group, and each column a scale and a zero for each group.
   void PutInGroups(testing::Random& random) {
     std::vector<uint16_t> order(static_cast<size_t>(windows()) * kPanelWindow);
@@ -238,6 +251,25 @@ inline std::vector<Format> AllFormats() {
               .values = Values::kFp8,
               .scales = Scales::kFp32,
               .scale_group = kLongGroup});
+  // Multiplied by activations of 8 bits.
+  constexpr ActivationScheme kDynamic{.kind = ActivationScheme::Kind::kDynamic};
+  const auto add_int8 = [&](std::string name, Scales scales, bool zeros,
+                            const ActivationScheme& activations) {
+    add(std::move(name), {.numbers = kCodes,
+                          .scales = scales,
+                          .low = -128,
+                          .high = 127,
+                          .has_zeros = zeros,
+                          .activations = activations});
+  };
+  const auto fixed = [](float scale, int8_t zero) {
+    return ActivationScheme{.kind = ActivationScheme::Kind::kStatic, .zero = zero, .scale = scale};
+  };
+  add_int8("w8a8_bf16", Scales::kBf16, false, kDynamic);
+  add_int8("w8a8_zero_fp16", Scales::kFp16, true, kDynamic);
+  add_int8("w8a8_static_fp32", Scales::kFp32, false, fixed(0.03f, 0));
+  add_int8("w8a8_static_zero_fp32", Scales::kFp32, false, fixed(0.01f, -128));
+  add_int8("w8a8_zeros_bf16", Scales::kBf16, true, fixed(0.02f, 93));
   return all;
 }
 
@@ -294,6 +326,7 @@ inline QuantizedBuffer Quantize(const Ops& ops, const std::vector<float>& x, int
                      .k = weights.k,
                      .split_count = weights.split_count,
                      .split_ends = weights.split_ends,
+                     .activations = weights.activations,
                      .out = out.view()},
                     0, rows);
   return out;

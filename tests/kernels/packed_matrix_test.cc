@@ -60,6 +60,7 @@ TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
   EXPECT_EQ(bits("nvfp4_fp32"), 6);
   EXPECT_EQ(bits("nf4"), 5);
   EXPECT_EQ(bits("fp8"), 8.25);
+  EXPECT_EQ(bits("w8a8_bf16"), 8.0 + 64.0 / 256);
   EXPECT_EQ(bits("int4_ordered_fp16"), 4.5 + 32.0 * (1 + 7) / 256);
   EXPECT_EQ(bits("int8_ordered_bf16"), 8.5 + 32.0 * (1 + 7) / 256);
 }
@@ -256,6 +257,12 @@ TEST(PackedMatrixTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 64, {32})), kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 64, {16, 64})), kInvalid);
   EXPECT_EQ(code(PackedMatrix::Create(bytes, 1, 64, {64, 64})), kInvalid);
+  for (const std::string_view name : {"w8a8_bf16", "w8a8_zeros_bf16"}) {
+    const WeightEncoding encoding = FormatNamed(name).encoding;
+    const int64_t most = MostInt8Inputs(encoding);
+    EXPECT_TRUE(PackedMatrix::Create(encoding, 1, most).ok());
+    EXPECT_EQ(code(PackedMatrix::Create(encoding, 1, most + 32)), kInvalid);
+  }
   WeightEncoding unknown = bytes;
   unknown.has_minimums = true;
   EXPECT_EQ(code(PackedMatrix::Create(unknown, 1, 32)), kInvalid);
