@@ -204,8 +204,9 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "memory.",
      kGroup},
     {"--compute", &RoleFlags::compute, "accurate|fp32|fast", 0, 0, kCompute,
-     "The numeric recipe. accurate and fast multiply 16-bit activations; fp32 is the slow "
-     "reference.",
+     "The numeric recipe. accurate multiplies 16-bit activations. fast is the same, but multiplies "
+     "the matrices of a W8A8 checkpoint by 8-bit activations, as it says; flotilla inspect names "
+     "them. fp32 is the slow reference.",
      kGroup},
     {"--quantize", &RoleFlags::quantize, "none|int8|int4|nf4|fp8", 0, 0, kCompute,
      "What the matrices of a model in float32, float16 or bfloat16 are quantized to while they "

@@ -107,7 +107,9 @@ absl::StatusOr<worker::RankOptions> MakeRankOptions(const RoleFlags& flags,
   if (!isa.ok()) return isa.status();
   worker::RankOptions options;
   options.model_id = model_id;
-  options.recipe = flags.compute == "fp32" ? worker::Recipe::kFp32 : worker::Recipe::kAccurate;
+  options.recipe = flags.compute == "fp32"   ? worker::Recipe::kFp32
+                   : flags.compute == "fast" ? worker::Recipe::kFast
+                                             : worker::Recipe::kAccurate;
   const auto formats = KvFormatsOf(flags);
   if (!formats.ok()) return formats.status();
   options.kv_format = *formats;

@@ -20,6 +20,9 @@ class CompositeTensor {
   // The format for people, e.g. "MXFP4".
   virtual std::string_view format() const = 0;
   virtual const WeightEncoding& encoding() const = 0;
+  // The same with the activations that the checkpoint multiplies the weights by, where recipe
+  // `fast` follows it.
+  virtual WeightEncoding fast_encoding() const { return encoding(); }
   // The rows of all its matrices together.
   virtual int64_t rows() const = 0;
   // The bytes of the file that it is made of.

@@ -124,7 +124,10 @@ absl::Status CheckRange(int64_t count, int64_t k, std::span<const int64_t> rows,
 // Checks that panels of the tensor can have `encoding`.
 absl::Status CheckEncoding(const Tensor& tensor, const WeightEncoding& encoding) {
   if (!IsDecodable(tensor)) return CannotBeDecoded(tensor.type);
-  if (encoding == EncodingOf(tensor) || encoding == WeightEncoding{}) return absl::OkStatus();
+  if (encoding == EncodingOf(tensor) || encoding == FastEncodingOf(tensor) ||
+      encoding == WeightEncoding{}) {
+    return absl::OkStatus();
+  }
   return InvalidArgument("panels of ", TypeName(tensor),
                          " have the encoding of their format or fp32");
 }
@@ -253,14 +256,16 @@ absl::Status ReadComposite(const Tensor& tensor, std::span<const int64_t> rows, 
   if (!status.ok()) return status;
   BeginPanel(encoding, rows.size(), k_begin, k_end, panel);
   const auto end = static_cast<int>(k_end - k_begin / kPanelWindow * kPanelWindow);
+  const WeightEncoding read =
+      encoding == tensor.composite->fast_encoding() ? encoding : tensor.composite->encoding();
   for (size_t i = 0; i < rows.size(); ++i) {
     WeightRow& row = panel.rows[i];
     tensor.composite->Read(tensor.first_row + rows[i], k_begin, k_end, row);
-    if (tensor.composite->encoding().numbers == Numbers::kFp32) {
+    if (read.numbers == Numbers::kFp32) {
       status = CheckWeights(row, panel.begin, end);
       if (!status.ok()) return InvalidArgument("row ", rows[i], ": ", status.message());
     }
-    status = EndRow(tensor.composite->encoding(), rows[i], end, panel, row);
+    status = EndRow(read, rows[i], end, panel, row);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -296,6 +301,10 @@ WeightEncoding EncodingOf(GgmlType type) {
 
 WeightEncoding EncodingOf(const Tensor& tensor) {
   return tensor.composite != nullptr ? tensor.composite->encoding() : EncodingOf(tensor.type);
+}
+
+WeightEncoding FastEncodingOf(const Tensor& tensor) {
+  return tensor.composite != nullptr ? tensor.composite->fast_encoding() : EncodingOf(tensor.type);
 }
 
 absl::Status DecodeRow(const Tensor& tensor, int64_t row, std::span<float> out) {

@@ -60,12 +60,15 @@ absl::Status DecodeRow(const Tensor& tensor, int64_t row, std::span<float> out);
 WeightEncoding EncodingOf(GgmlType type);
 WeightEncoding EncodingOf(const Tensor& tensor);
 
+// The same under recipe `fast`: with the activations of a W8A8 checkpoint.
+WeightEncoding FastEncodingOf(const Tensor& tensor);
+
 // Reads the elements [k_begin, k_end) of some rows of a matrix as a panel: rows[i] is the row of
-// output i. `encoding` is EncodingOf(tensor) or plain fp32. The last elements of a row may be
-// fewer than kScaleGroup, and the panel then ends in zeros. INVALID_ARGUMENT if it is another
-// encoding, if there are no rows or more than kPanelOutputs, if rows or elements lie outside the
-// tensor, if the elements are not multiples of kScaleGroup in one window, or if a scale or a
-// minimum is infinite or no number; the message names the row.
+// output i. `encoding` is EncodingOf(tensor), FastEncodingOf(tensor) or plain fp32. The last
+// elements of a row may be fewer than kScaleGroup, and the panel then ends in zeros.
+// INVALID_ARGUMENT if it is another encoding, if there are no rows or more than kPanelOutputs, if
+// rows or elements lie outside the tensor, if the elements are not multiples of kScaleGroup in one
+// window, or if a scale or a minimum is infinite or no number; the message names the row.
 absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
                        int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel);
 

@@ -5,8 +5,8 @@
 //
 // Matrices are 4096 x 4096. Each product reads another one of at least 512 MiB of them, as a
 // model's layers do, so weights come from memory. A product is that of the recipe "accurate": with
-// 16-bit activations where the kind has it. All formats take turns; each figure is the median of
-// the rounds. Prints a Markdown table.
+// 16-bit activations where the kind has it; that of W8A8 is of "fast", with 8-bit activations. All
+// formats take turns; each figure is the median of the rounds. Prints a Markdown table.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -37,6 +37,7 @@ constexpr int kManyProducts = 8;
 struct Timed {
   std::string name;
   std::vector<PackedMatrix> matrices;
+  QuantizedBuffer x{0, 0, 0};     // the rows as the matrices want them
   std::vector<double> one, many;  // seconds per product, of each round
 };
 
@@ -103,6 +104,7 @@ double Median(std::vector<double> values) {
 
 int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>& names) {
   testing::Random random(1);
+  const std::vector<float> x = random.Floats(size_t{kManyRows} * kSize);
   std::vector<Timed> formats;
   for (auto [name, encoding] : AllFormats()) {
     if (encoding.groups > 0) encoding.groups = kSize / 128;  // as GPTQ has them
@@ -113,26 +115,26 @@ int Run(const Ops& ops, int rounds, int threads, const std::vector<std::string>&
     for (int64_t bytes = 0; bytes < kLeastBytes; bytes += format.matrices.back().bytes()) {
       format.matrices.push_back(Random(random, encoding));
     }
+    format.x = Quantize(ops, x, kManyRows, format.matrices[0].view());
     std::fprintf(stderr, "packed %s: %zu matrices\n", name.c_str(), format.matrices.size());
   }
   Threads pool(threads);
-  const std::vector<float> x = random.Floats(size_t{kManyRows} * kSize);
-  QuantizedBuffer quantized = Quantize(ops, x, kManyRows, formats[0].matrices[0].view());
   std::vector<float> out(size_t{kManyRows} * kSize);
-  const auto seconds = [&](const Timed& format, int rows, size_t products) {
+  const auto seconds = [&](Timed& format, int rows, size_t products) {
     const auto begin = std::chrono::steady_clock::now();
     for (size_t i = 0; i < products; ++i) {
       const MatrixView matrix = format.matrices[i % format.matrices.size()].view();
       pool.Run([&](int part, int parts) {
         const int first = matrix.panels() * part / parts;
         const int last = matrix.panels() * (part + 1) / parts;
-        if (HasIntegerProduct(matrix.kind)) {
-          ops.matmul_i16({.weights = matrix,
-                          .x = quantized.view(),
-                          .rows = rows,
-                          .out = out.data(),
-                          .out_stride = kSize},
-                         first, last);
+        if (HasIntegerProduct(matrix.kind) || HasInt8Product(matrix.kind)) {
+          const auto multiply = HasInt8Product(matrix.kind) ? ops.matmul_i8 : ops.matmul_i16;
+          multiply({.weights = matrix,
+                    .x = format.x.view(),
+                    .rows = rows,
+                    .out = out.data(),
+                    .out_stride = kSize},
+                   first, last);
         } else {
           ops.matmul_f32({.weights = matrix,
                           .x = x.data(),

@@ -8,12 +8,14 @@
 #include "gtest/gtest.h"
 #include "tests/support/encode_weights.h"
 #include "tests/support/hf_folder.h"
+#include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"
 
 namespace flotilla::cli {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -72,6 +74,24 @@ TEST(InspectTest, SaysWhatALatentModelIs) {
               HasSubstr("deepseek_v3: 3 layers of 64, 4 query heads of 32, a latent of "
                         "32 + 16, FFN of 160, 2 of 8 experts of 48, shared expert of 48, "
                         "256 tokens, context 512"));
+}
+
+TEST(InspectTest, SaysWhatFastMultipliesByActivationsOf8Bits) {
+  const auto printed = [](const testing::QuantisedLayers& layers) {
+    const testing::ScratchDirectory folder;
+    testing::WriteQuantisedFolder("tests/data/tiny/llama", layers, /*seed=*/1, folder.path());
+    const auto file = model::OpenCheckpoint(folder.path());
+    EXPECT_TRUE(file.ok()) << file.status();
+    std::ostringstream out;
+    PrintCheckpoint(**file, {.bytes = 1 << 30, .whose = "this machine"}, out);
+    return out.str();
+  };
+  EXPECT_THAT(printed({.name = "", .formats = {"w8a8"}}),
+              ContainsRegex("activations of quantised matrices with --compute fast: 8 bits, [0-9]+ "
+                            "with a scale of each token; with accurate: 16 bits\n"));
+  EXPECT_THAT(printed({.name = "", .formats = {"w8a8_static"}}),
+              ContainsRegex(": 8 bits, [0-9]+ with a static scale; with accurate"));
+  EXPECT_THAT(printed({.name = "", .formats = {"int8"}}), Not(HasSubstr("--compute fast")));
 }
 
 TEST(InspectTest, NamesWhatIsNotUsedForText) {

@@ -114,7 +114,7 @@ std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
   // The reference kernels, which the deferred backend has, are slow, so each recipe has one way.
   if (recipe == worker::Recipe::kFp32) {
     ways.push_back({.name = "deferred", .shape = {1, 1}, .deferred = true});
-  } else {
+  } else if (recipe == worker::Recipe::kAccurate) {  // it does not follow W8A8's activations
     ways.push_back({.name = "deferred, tp2pp2", .shape = {2, 2}, .deferred = true});
   }
   for (const kernels::Isa isa : kernels::DetectIsas()) {
@@ -227,10 +227,12 @@ void ExpectTheSameBits(
     const std::shared_ptr<const model::Checkpoint>& file,
     const std::vector<TokenizedRequest>& requests, std::uint32_t served = 0,
     const MaybeKvFormats& kv = std::nullopt,
-    const std::function<std::vector<Way>(const model::ModelSpec&, worker::Recipe)>& ways = Ways) {
+    const std::function<std::vector<Way>(const model::ModelSpec&, worker::Recipe)>& ways = Ways,
+    const std::vector<worker::Recipe>& recipes = {worker::Recipe::kAccurate,
+                                                  worker::Recipe::kFp32}) {
   const auto spec = model::LoadSpec(*file, served);
   ASSERT_TRUE(spec.ok()) << spec.status();
-  for (const worker::Recipe recipe : {worker::Recipe::kAccurate, worker::Recipe::kFp32}) {
+  for (const worker::Recipe recipe : recipes) {
     std::vector<std::vector<std::uint32_t>> alone;
     {
       EngineRunner runner(file, OptionsFor(*spec, {.name = "alone", .shape = {1, 1}}, recipe, kv));
@@ -460,6 +462,23 @@ TEST_P(QuantisedLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, QuantisedLayoutsTest, ::testing::ValuesIn(AllQuantisedLayers()),
+                         [](const auto& info) { return info.param.name; });
+
+class W8A8LayoutsTest : public ::testing::TestWithParam<QuantisedLayers> {};
+
+TEST_P(W8A8LayoutsTest, EveryLayoutAndBatchGivesTheSameBitsUnderFast) {
+  for (const char* from : {"tests/data/tiny/llama", "tests/data/tiny/mixtral"}) {
+    SCOPED_TRACE(from);
+    const ScratchDirectory folder;
+    WriteQuantisedFolder(from, GetParam(), /*seed=*/3, folder.path());
+    auto file = model::OpenCheckpoint(folder.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/llama").ids), 0, std::nullopt,
+                      Ways, {worker::Recipe::kFast});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, W8A8LayoutsTest, ::testing::ValuesIn(W8A8Layers()),
                          [](const auto& info) { return info.param.name; });
 
 // Groups of 128 weights, of which the shards of the FFN end inside one.

@@ -203,6 +203,23 @@ const Format kFormats[] = {
        layer.Bits(".weight", "I8", {layer.rows, layer.inputs});
        layer.Scales(".weight_scale", "BF16", {layer.rows, 1}, kDeviation8);
      }},
+    {"w8a8", "w8a8",
+     [](LayerWriter& layer) {
+       layer.Bits(".weight", "I8", {layer.rows, layer.inputs});
+       layer.Scales(".weight_scale", "F32", {layer.rows, 1}, kDeviation8);
+     }},
+    // Each layer has activations of its own.
+    {"w8a8_static", "w8a8_static",
+     [](LayerWriter& layer) {
+       layer.Bits(".weight", "I8", {layer.rows, layer.inputs});
+       layer.Scales(".weight_scale", "BF16", {layer.rows, 1}, kDeviation8);
+       layer.Put<float>(".input_scale", "F32", {1}, [](Random& random) {
+         return static_cast<float>(0.02 + 0.01 * random.Unit());
+       });
+       layer.Put<std::int8_t>(".input_zero_point", "I8", {1}, [](Random& random) {
+         return static_cast<std::int8_t>(random.Int(-20, 20));
+       });
+     }},
     {"fp8", "compressed-tensors",
      [](LayerWriter& layer) {
        layer.Put<std::uint8_t>(".weight", "F8_E4M3", {layer.rows, layer.inputs}, Fp8Below2);
@@ -239,6 +256,21 @@ Json QuantizationConfig(std::string_view method) {
   const auto group = [](int bits) -> Json {
     return {{"weights", {{"num_bits", bits}, {"group_size", kGroup}}}};
   };
+  if (method.starts_with("w8a8")) {
+    const bool dynamic = method == "w8a8";
+    return {{"quant_method", "compressed-tensors"},
+            {"format", "int-quantized"},
+            {"config_groups",
+             {{"group_0",
+               {{"targets", {"Linear"}},
+                {"weights", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}}},
+                {"input_activations",
+                 {{"num_bits", 8},
+                  {"type", "int"},
+                  {"symmetric", dynamic},
+                  {"dynamic", dynamic},
+                  {"strategy", dynamic ? "token" : "tensor"}}}}}}}};
+  }
   return {{"quant_method", "compressed-tensors"},
           {"format", "mixed-precision"},
           {"config_groups", {{"group_0", group(4)}, {"group_1", group(8)}, {"group_2", group(2)}}}};
@@ -275,6 +307,10 @@ std::vector<QuantisedLayers> AllQuantisedLayers() {
           {"bitsandbytes", {"nf4", "int8_rows"}},
           {"compressed_tensors", {"w4", "w8_zero", "int8", "w2_zero"}},
           {"compressed_tensors_float", {"fp8", "nvfp4", "mxfp4"}}};
+}
+
+std::vector<QuantisedLayers> W8A8Layers() {
+  return {{"w8a8", {"w8a8"}}, {"w8a8_static", {"w8a8_static"}}};
 }
 
 void WriteQuantisedFolder(const std::string& from, const QuantisedLayers& layers,

@@ -19,6 +19,9 @@ struct QuantisedLayers {
 // All formats: each packed kind of quantised folders has one of them.
 std::vector<QuantisedLayers> AllQuantisedLayers();
 
+// Those that recipe kFast multiplies by activations of 8 bits.
+std::vector<QuantisedLayers> W8A8Layers();
+
 // Writes the model of the folder `from` with each matrix of its decoder layers, but for those of
 // routers, in the format of the layer. The weights are others, of about the same size.
 void WriteQuantisedFolder(const std::string& from, const QuantisedLayers& layers,

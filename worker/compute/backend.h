@@ -87,11 +87,14 @@ struct MatrixPart {
   bool transposed = false;  // the tensor has its outputs along the contiguous axis
   // Outputs that the part has in the matrix, those behind its rows being zero; 0: as many as rows.
   std::uint32_t outputs = 0;
+  // Whether the matrix follows the checkpoint's activations (Recipe::kFast). The backend says it.
+  bool fast = false;
 
   std::uint32_t count() const { return outputs == 0 ? rows.size() : outputs; }
   // That of the panels that are read of it.
   WeightEncoding encoding() const {
-    return transposed ? model::TransposedEncodingOf(*tensor) : model::EncodingOf(*tensor);
+    if (transposed) return model::TransposedEncodingOf(*tensor);
+    return fast ? model::FastEncodingOf(*tensor) : model::EncodingOf(*tensor);
   }
 };
 
@@ -230,7 +233,8 @@ class Backend {
   virtual EmbeddingHandle AddEmbedding(const EmbeddingSource& source) = 0;
   // Adds weights, which Load reads from the file. The outputs of the parts follow each other, and
   // each gets its element of the bias, unless that is empty. Parts of different formats are each
-  // multiplied as theirs wants it, by the same activations. INVALID_ARGUMENT: the sizes do not fit;
+  // multiplied as theirs wants it, by the same activations, which are quantised for each that wants
+  // them so. INVALID_ARGUMENT: the sizes do not fit;
   // RESOURCE_EXHAUSTED: not enough memory.
   virtual absl::StatusOr<MatrixHandle> AddMatrix(std::vector<MatrixPart> parts,
                                                  std::vector<float> bias) = 0;
@@ -293,7 +297,8 @@ class Backend {
   virtual void Norm(BufferHandle x, const NormOp& norm, MatrixHandle next, BufferHandle out) = 0;
   // The same without a norm: out = x.
   virtual void Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) = 0;
-  // out = x * matrix (matmul_i16 or matmul_f32), plus its bias (add); x comes from Norm or Prepare.
+  // out = x * matrix (matmul_i16, matmul_i8 or matmul_f32), plus its bias (add); x comes from Norm
+  // or Prepare.
   virtual void Multiply(BufferHandle x, MatrixHandle matrix, BufferHandle out) = 0;
   // out = activate(x * gate, x * up), each with its bias as in Multiply. The matrix has gate's
   // outputs, then up's, or without a gate only these; out has room for all of them, and begins

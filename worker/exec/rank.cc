@@ -129,6 +129,14 @@ std::uint32_t MostPositions(const model::ModelSpec& spec, std::uint32_t kv_block
       spec.served_context, std::uint64_t{kv_blocks} * static_cast<std::uint64_t>(block_tokens)));
 }
 
+// Whether recipe kFast is another one than kAccurate: the checkpoint says of a matrix that it is
+// multiplied by activations of 8 bits.
+bool HasInt8Activations(const model::Checkpoint& file) {
+  return std::ranges::any_of(file.tensors(), [](const model::Tensor& tensor) {
+    return model::FastEncodingOf(tensor) != model::EncodingOf(tensor);
+  });
+}
+
 // Of one step: those of its tokens, and position 0 of each sequence that it opens behind this
 // (Batch::first_rows).
 int MostRows(const RankOptions& options) {
@@ -172,7 +180,9 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(std::shared_ptr<const model::
   if (!status.ok()) return status;
   const int ranks = static_cast<int>(options.shape.ranks());
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCpus() / ranks);
-  auto rank = std::unique_ptr<Rank>(new Rank(std::move(file), options, *std::move(spec), links));
+  RankOptions own = options;
+  if (own.recipe == Recipe::kFast && !HasInt8Activations(*file)) own.recipe = Recipe::kAccurate;
+  auto rank = std::unique_ptr<Rank>(new Rank(std::move(file), own, *std::move(spec), links));
   status = rank->Load(threads, clock);
   rank->Begin(LoadPhase::kWarmUp);
   if (status.ok()) status = rank->WarmUp(clock);

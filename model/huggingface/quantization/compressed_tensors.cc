@@ -7,7 +7,11 @@
 //   weight F8_E4M3 [N, K], weight_scale [N, 1], [1], or by blocks
 //   weight_packed U8 [N, K / 2], weight_scale: E4M3 [N, K / 16], divided by weight_global_scale
 //     (NVFP4), or exponents [N, K / 32] (MXFP4)
-// What is said of activations is not used: the recipes keep theirs.
+// What input_activations say of 8-bit integers is what recipe `fast` multiplies int8 by:
+//   dynamic, per token, symmetric; or static, with input_scale [1], and perhaps input_zero_point
+//   [1]
+// Of others, and of all in the other recipes, it is not used: those keep their activations.
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -20,7 +24,8 @@ namespace {
 
 constexpr std::string_view kPacked = ".weight_packed", kScale = ".weight_scale",
                            kZero = ".weight_zero_point", kShape = ".weight_shape",
-                           kOrder = ".weight_g_idx", kGlobal = ".weight_global_scale";
+                           kOrder = ".weight_g_idx", kGlobal = ".weight_global_scale",
+                           kInputScale = ".input_scale", kInputZero = ".input_zero_point";
 uint64_t Size(int64_t size) { return static_cast<uint64_t>(size); }
 
 // What a config group says of weights.
@@ -30,7 +35,32 @@ struct WeightScheme {
   int64_t group = -1;      // -1: a scale for each row
   int64_t block_rows = 0;  // 0: no blocks
   int64_t block_inputs = 0;
+  bool integers = true;
+  ActivationScheme::Kind activations = ActivationScheme::Kind::kNone;
 };
+
+// What a config group says of activations of 8 bits, as far as `fast` follows it.
+absl::StatusOr<ActivationScheme::Kind> ReadActivations(const Json& group) {
+  using Kind = ActivationScheme::Kind;
+  const Json* const inputs = Member(&group, "input_activations");
+  if (inputs == nullptr || !inputs->is_object()) return Kind::kNone;
+  const auto bits = WholeNumber(*inputs, "num_bits", 8);
+  const auto type = Word(*inputs, "type", "int");
+  if (!bits.ok()) return bits.status();
+  if (!type.ok()) return type.status();
+  const Json* const dynamic = Member(inputs, "dynamic");
+  const bool is_dynamic = dynamic != nullptr && *dynamic != false;
+  const auto strategy = Word(*inputs, "strategy", is_dynamic ? "token" : "tensor");
+  if (!strategy.ok()) return strategy.status();
+  if (*bits != 8 || *type != "int") return Kind::kNone;
+  const Json* const symmetric = Member(inputs, "symmetric");
+  const bool is_symmetric = symmetric == nullptr || *symmetric != false;
+  if (is_dynamic) {
+    const bool per_token = *dynamic == true && *strategy == "token";
+    return per_token && is_symmetric ? Kind::kDynamic : Kind::kNone;
+  }
+  return *strategy == "tensor" ? Kind::kStatic : Kind::kNone;
+}
 
 absl::StatusOr<std::vector<WeightScheme>> ReadSchemes(const Json& quantization) {
   const Json* const groups = Member(&quantization, "config_groups");
@@ -56,6 +86,12 @@ absl::StatusOr<std::vector<WeightScheme>> ReadSchemes(const Json& quantization) 
     if (!block.ok()) return block.status();
     scheme.block_rows = block->rows;
     scheme.block_inputs = block->inputs;
+    const auto type = Word(*weights, "type", "int");
+    if (!type.ok()) return type.status();
+    scheme.integers = *type == "int";
+    const auto activations = ReadActivations(group);
+    if (!activations.ok()) return activations.status();
+    scheme.activations = *activations;
     schemes.push_back(scheme);
   }
   return schemes;
@@ -108,6 +144,44 @@ absl::StatusOr<ByteScales> FindByteScales(std::string_view layer, int64_t rows, 
   return scales;
 }
 
+// What a layer says of activations of 8 bits, and where it says it.
+struct LayerActivations {
+  ActivationScheme scheme;
+  const Tensor* scale = nullptr;
+  const Tensor* zero = nullptr;
+};
+
+// Groups whose weights are integers of 8 bits must agree; which of them a layer is in is not read.
+absl::StatusOr<LayerActivations> FindActivations(std::string_view layer,
+                                                 std::span<const WeightScheme> schemes,
+                                                 const LayerTensors& layers) {
+  using Kind = ActivationScheme::Kind;
+  LayerActivations found;
+  bool first = true;
+  for (const WeightScheme& scheme : schemes) {
+    if (!scheme.integers || scheme.bits != 8) continue;
+    if (!first && scheme.activations != found.scheme.kind) return LayerActivations();
+    found.scheme.kind = scheme.activations;
+    first = false;
+  }
+  if (found.scheme.kind != Kind::kStatic) return found;
+  const auto scale =
+      layers.Get(layer, kInputScale, {GgmlType::kF32, GgmlType::kBF16, GgmlType::kF16}, {1});
+  if (!scale.ok()) return scale.status();
+  found.scale = *scale;
+  found.scheme.scale = NumberGrid{.data = (*scale)->data, .type = (*scale)->type}.At(0, 0);
+  if (!std::isnormal(found.scheme.scale) || found.scheme.scale < 0) {
+    return InvalidArgument("tensor ", (*scale)->name, " is ", found.scheme.scale,
+                           ", which is no scale of activations");
+  }
+  if (layers.Find(layer, kInputZero) == nullptr) return found;
+  const auto zero = layers.Get(layer, kInputZero, {GgmlType::kI8}, {1});
+  if (!zero.ok()) return zero.status();
+  found.zero = *zero;
+  found.scheme.zero = LoadElement<int8_t>((*zero)->data, 0);
+  return found;
+}
+
 absl::Status JoinBytes(std::string_view layer, std::span<const WeightScheme> schemes,
                        LayerTensors& layers) {
   const Tensor& found = *layers.Find(layer, ".weight");
@@ -137,17 +211,24 @@ absl::Status JoinBytes(std::string_view layer, std::span<const WeightScheme> sch
       return InvalidArgument("tensor ", layer, kZero, " is there, but scales are those of blocks");
     }
   }
-  layers.Replace(layer, {".weight", kScale, kZero},
-                 std::make_unique<ByteTensor>(
-                     GroupedTensor::Shape{.format = fp8 ? "FP8" : "INT8",
-                                          .rows = rows,
-                                          .inputs = inputs,
-                                          .group = scales->group,
-                                          .order = {}},
-                     fp8 ? ByteTensor::Bytes::kFp8 : ByteTensor::Bytes::kInt8, (*weight)->data,
-                     scales->grid, zeros == nullptr ? std::span<const std::byte>() : zeros->data,
-                     DataOf({*weight, scales->tensor, zeros})),
-                 rows, inputs);
+  LayerActivations activations;
+  if (!fp8) {
+    const auto read = FindActivations(layer, schemes, layers);
+    if (!read.ok()) return read.status();
+    activations = *read;
+  }
+  layers.Replace(
+      layer, {".weight", kScale, kZero},
+      std::make_unique<ByteTensor>(
+          GroupedTensor::Shape{.format = fp8 ? "FP8" : "INT8",
+                               .rows = rows,
+                               .inputs = inputs,
+                               .group = scales->group,
+                               .order = {}},
+          fp8 ? ByteTensor::Bytes::kFp8 : ByteTensor::Bytes::kInt8, (*weight)->data, scales->grid,
+          zeros == nullptr ? std::span<const std::byte>() : zeros->data, activations.scheme,
+          DataOf({*weight, scales->tensor, zeros, activations.scale, activations.zero})),
+      rows, inputs);
   return absl::OkStatus();
 }
 

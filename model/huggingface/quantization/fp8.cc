@@ -56,7 +56,7 @@ absl::Status JoinLayer(std::string_view layer, const BlockSize& block, LayerTens
           GroupedTensor::Shape{
               .format = "FP8", .rows = rows, .inputs = inputs, .group = group, .order = {}},
           ByteTensor::Bytes::kFp8, (*weight)->data, scales, std::span<const std::byte>(),
-          DataOf({*weight, *scale})),
+          ActivationScheme(), DataOf({*weight, *scale})),
       rows, inputs);
   return absl::OkStatus();
 }

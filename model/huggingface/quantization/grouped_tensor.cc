@@ -220,13 +220,15 @@ WeightEncoding EncodingOfBytes(const GroupedTensor::Shape& shape, ByteTensor::By
 
 ByteTensor::ByteTensor(Shape shape, Bytes bytes, std::span<const std::byte> codes,
                        const NumberGrid& scales, std::span<const std::byte> zeros,
+                       const ActivationScheme& activations,
                        std::vector<std::span<const std::byte>> parts)
     : GroupedTensor(shape, EncodingOfBytes(shape, bytes, scales.type, !zeros.empty()),
                     std::move(parts)),
       bytes_(bytes),
       codes_(codes),
       scales_(scales),
-      zeros_(zeros) {}
+      zeros_(zeros),
+      activations_(activations) {}
 
 ByteTensor::ByteTensor(Shape shape, std::span<const std::byte> codes, const NumberGrid& row_maxima,
                        std::vector<std::span<const std::byte>> parts)
@@ -236,6 +238,15 @@ ByteTensor::ByteTensor(Shape shape, std::span<const std::byte> codes, const Numb
       codes_(codes),
       scales_(row_maxima),
       divisor_(127) {}
+
+WeightEncoding ByteTensor::fast_encoding() const {
+  WeightEncoding fast = encoding();
+  if (bytes_ != Bytes::kInt8 || fast.numbers != Numbers::kCodes || fast.scale_group == 1)
+    return fast;
+  if (shape().group < shape().inputs) return fast;
+  fast.activations = activations_;
+  return shape().inputs <= MostInt8Inputs(fast) ? fast : encoding();
+}
 
 void ByteTensor::ReadCodes(int64_t row, int64_t k_begin, int64_t k_end, int16_t* codes) const {
   const int64_t begin = row * shape().inputs;

@@ -139,12 +139,16 @@ class IntegerTensor final : public GroupedTensor {
 class ByteTensor final : public GroupedTensor {
  public:
   enum class Bytes { kInt8, kFp8 };
-  // `zeros` are int8 by row and group, as `scales` are; empty: there are none.
+  // `zeros` are int8 by row and group, as `scales` are; empty: there are none. `activations` count
+  // where the encoding has codes, and a row one scale.
   ByteTensor(Shape shape, Bytes bytes, std::span<const std::byte> codes, const NumberGrid& scales,
-             std::span<const std::byte> zeros, std::vector<std::span<const std::byte>> parts);
+             std::span<const std::byte> zeros, const ActivationScheme& activations,
+             std::vector<std::span<const std::byte>> parts);
   // LLM.int8: scales are divided by 127.
   ByteTensor(Shape shape, std::span<const std::byte> codes, const NumberGrid& row_maxima,
              std::vector<std::span<const std::byte>> parts);
+
+  WeightEncoding fast_encoding() const override;
 
  protected:
   void ReadCodes(int64_t row, int64_t k_begin, int64_t k_end, int16_t* codes) const override;
@@ -157,6 +161,7 @@ class ByteTensor final : public GroupedTensor {
   const std::span<const std::byte> codes_;
   const NumberGrid scales_;
   const std::span<const std::byte> zeros_;
+  const ActivationScheme activations_;
   const float divisor_ = 1;
 };
 

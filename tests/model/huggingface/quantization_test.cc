@@ -1,11 +1,15 @@
 // Quantised folders: their weights, and what is refused.
 #include "model/huggingface/quantization/quantization.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -225,7 +229,7 @@ TEST_F(QuantisedFolderTest, TakesQuantConfigJsonOfAwq) {
 // Every byte that says what weights are is among those that are hashed.
 TEST_F(QuantisedFolderTest, PartsAreAllTensorsOfALayer) {
   for (const char* format : {"gptq_order", "awq", "fp8_blocks", "nf4", "int8_rows", "w4", "w8_zero",
-                             "int8", "fp8", "nvfp4", "mxfp4"}) {
+                             "int8", "w8a8", "w8a8_static", "fp8", "nvfp4", "mxfp4"}) {
     SCOPED_TRACE(format);
     std::filesystem::remove_all(folder_.path());
     Write(format);
@@ -244,6 +248,87 @@ TEST_F(QuantisedFolderTest, PartsAreAllTensorsOfALayer) {
     }
     EXPECT_EQ(parts, want);
   }
+}
+
+// What recipe fast multiplies weights by.
+TEST_F(QuantisedFolderTest, ReadsTheActivationsOfW8A8) {
+  using Kind = ActivationScheme::Kind;
+  const auto schemes = [&] {
+    std::vector<ActivationScheme> found;
+    const auto file = OpenCheckpoint(folder_.path());
+    EXPECT_TRUE(file.ok()) << file.status();
+    for (const Tensor& tensor : (*file)->tensors()) {
+      if (tensor.composite == nullptr) continue;
+      WeightEncoding fast = FastEncodingOf(tensor);
+      found.push_back(fast.activations);
+      fast.activations = {};
+      EXPECT_EQ(fast, EncodingOf(tensor));
+    }
+    return found;
+  };
+  const auto all = [&](Kind kind) {
+    const auto found = schemes();
+    return !found.empty() && std::ranges::all_of(found, [&](const ActivationScheme& scheme) {
+      return scheme.kind == kind;
+    });
+  };
+  const auto change = [&](std::string_view key, const Ordered& value) {
+    Change([&](Ordered& config, auto&) {
+      config["quantization_config"]["config_groups"]["group_0"]["input_activations"]
+            [std::string(key)] = value;
+    });
+  };
+  Write("w8a8_static");
+  EXPECT_TRUE(all(Kind::kStatic));
+  for (const ActivationScheme& scheme : schemes()) {
+    EXPECT_GE(scheme.scale, 0.01f);
+    EXPECT_LE(scheme.scale, 0.03f);
+    EXPECT_LE(std::abs(scheme.zero), 20);
+  }
+  const auto with_scale = [&](float scale) {
+    Change([&](Ordered&, std::vector<testing::HfTensor>& tensors) {
+      for (testing::HfTensor& tensor : tensors) {
+        if (!tensor.name.ends_with("q_proj.input_scale")) continue;
+        std::memcpy(tensor.data.data(), &scale, sizeof scale);
+      }
+    });
+    return Error();
+  };
+  for (const float scale : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_THAT(with_scale(scale), HasSubstr("q_proj.input_scale is "));
+  }
+  EXPECT_EQ(with_scale(1), "");
+  Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
+    std::erase_if(tensors, [](const testing::HfTensor& tensor) {
+      return tensor.name.ends_with("input_zero_point");
+    });
+  });
+  EXPECT_TRUE(all(Kind::kStatic));
+  Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
+    std::erase_if(tensors, [](const testing::HfTensor& tensor) {
+      return tensor.name.ends_with("down_proj.input_scale");
+    });
+  });
+  EXPECT_THAT(Error(), HasSubstr("down_proj.input_scale is missing"));
+
+  std::filesystem::remove_all(folder_.path());
+  Write("w8a8");
+  EXPECT_TRUE(all(Kind::kDynamic));
+  // What `fast` does not follow, it computes as `accurate`.
+  for (const auto& [key, value] : {std::pair<const char*, Ordered>{"symmetric", false},
+                                   {"dynamic", "local"},
+                                   {"strategy", "tensor"},
+                                   {"num_bits", 4},
+                                   {"type", "float"}}) {
+    SCOPED_TRACE(key);
+    std::ifstream text(Path("config.json"));
+    const std::string before{std::istreambuf_iterator<char>(text), {}};
+    change(key, value);
+    EXPECT_TRUE(all(Kind::kNone));
+    testing::WriteFile(Path("config.json"), before);
+  }
+  EXPECT_TRUE(all(Kind::kDynamic));
 }
 
 TEST_F(QuantisedFolderTest, LeavesOutScalesOfKv) {

@@ -219,6 +219,37 @@ INSTANTIATE_TEST_SUITE_P(Methods, QuantisedFolders,
                          ::testing::ValuesIn(testing::AllQuantisedLayers()),
                          [](const auto& info) { return info.param.name; });
 
+class W8A8Folders : public ::testing::TestWithParam<testing::QuantisedLayers> {};
+
+// The scalar twin is the reference path. Chunks and threads change nothing.
+TEST_P(W8A8Folders, GiveTheBitsOfTheTwinUnderFast) {
+  const testing::ScratchDirectory scratch;
+  WriteDense(scratch.path() + "/dense");
+  for (const std::string& from : {scratch.path() + "/dense", std::string("tests/data/tiny/mixtral"),
+                                  std::string("tests/data/tiny/deepseek_v2_mla")}) {
+    SCOPED_TRACE(from);
+    const testing::ScratchDirectory folder;
+    testing::WriteQuantisedFolder(from, GetParam(), /*seed=*/7, folder.path());
+    const auto file = model::OpenCheckpoint(folder.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto spec = model::LoadSpec(**file);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const Sequence whole = MakeSequence(20, spec->vocab, 1, 1);
+    const auto run = [&](Recipe recipe, kernels::Isa isa, int threads, int chunk) {
+      Machine machine(**file, *spec, recipe, kernels::KvFormat::kF32, isa, threads, MakeCpuBackend);
+      return RunAlone(machine, whole, chunk);
+    };
+    const auto twin = run(Recipe::kFast, kernels::Isa::kReference, 1, 20);
+    for (const kernels::Isa isa : kernels::DetectIsas()) {
+      ExpectSameBits(twin, run(Recipe::kFast, isa, 2, 7), std::string(kernels::GetOps(isa).name));
+    }
+    EXPECT_NE(run(Recipe::kAccurate, kernels::Isa::kReference, 1, 20), twin);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, W8A8Folders, ::testing::ValuesIn(testing::W8A8Layers()),
+                         [](const auto& info) { return info.param.name; });
+
 class QuantizedAtLoad : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(QuantizedAtLoad, GivesTheBitsOfFp32) {

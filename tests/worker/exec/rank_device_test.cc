@@ -15,6 +15,9 @@
 #include "absl/time/time.h"
 #include "tests/kernels/cuda/host_ops.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/hf_folder.h"
+#include "tests/support/quantised_folder.h"
+#include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"
 #include "worker/comm/shared_memory_communicator.h"
 #include "worker/compute/recipe.h"
@@ -186,6 +189,35 @@ TEST_F(RankDeviceTest, WhatGpusDoNotComputeIsServedByCpusOrRefusedByName) {
     EXPECT_THAT(std::string(refused.message()),
                 AllOf(StartsWith("--device cuda: "), HasSubstr(one.what)));
   }
+}
+
+// W8A8 matrices under recipe fast, which is another recipe only for models that have some.
+TEST_F(RankDeviceTest, W8A8IsServedByCpusUnderFast) {
+  const testing::ScratchDirectory plain, folder;
+  testing::WriteLlamaFolder(**model::ParseCheckpoint(bytes_), plain.path());
+  testing::WriteQuantisedFolder(plain.path(), testing::W8A8Layers().front(), 1, folder.path());
+  const auto load = [&](const std::string& path, Recipe recipe, Kind kind) {
+    RankOptions options = Options({.kind = kind}, Gpus(1));
+    options.recipe = recipe;
+    return Rank::Create(*model::OpenCheckpoint(path), options, clock_);
+  };
+  const auto id = [&](const std::string& path, Recipe recipe) {
+    const auto rank = load(path, recipe, Kind::kCpu);
+    EXPECT_TRUE(rank.ok()) << rank.status();
+    return (*rank)->description().numerics_id;
+  };
+  EXPECT_NE(id(folder.path(), Recipe::kFast), id(folder.path(), Recipe::kAccurate));
+  EXPECT_EQ(id(plain.path(), Recipe::kFast), id(plain.path(), Recipe::kAccurate));
+  const absl::Status refused = load(folder.path(), Recipe::kFast, Kind::kCuda).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(
+      refused.message(),
+      "--device cuda: GPUs do not compute W8A8 matrices with activations of 8 bits (--compute "
+      "fast) yet; --device cpu does");
+  const auto cpu = load(folder.path(), Recipe::kFast, Kind::kAuto);
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  EXPECT_THAT((*cpu)->device().no_gpu, HasSubstr("--compute fast"));
+  EXPECT_TRUE(load(plain.path(), Recipe::kFast, Kind::kCuda).ok());
 }
 
 TEST_F(RankDeviceTest, AGpuThatIsTooSmallIsNoCauseToBeSlow) {

@@ -56,6 +56,7 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
                                                    std::vector<float> bias) {
   NoteMove();
   const auto k = static_cast<int64_t>(parts[0].tensor->dims[parts[0].transposed ? 1 : 0]);
+  FollowActivations(parts, /*equal=*/false);
   Matrix made{.pieces = {}, .bias = std::move(bias)};
   int64_t column = 0;
   for (auto begin = parts.begin(); begin != parts.end();) {
@@ -64,13 +65,32 @@ absl::StatusOr<MatrixHandle> CpuBackend::AddMatrix(std::vector<MatrixPart> parts
         begin, parts.end(), [&](const MatrixPart& part) { return part.encoding() != encoding; });
     const auto packed = packer_.Add({begin, end}, k);
     if (!packed.ok()) return packed.status();
-    made.pieces.push_back({.view = (*packed)->view(), .column = column});
+    Piece piece{.view = (*packed)->view(), .column = column, .form = 0};
+    const auto known =
+        std::find_if(made.pieces.begin(), made.pieces.end(), [&](const Piece& other) {
+          return Quantizes(other.view) && other.view.activations == piece.view.activations;
+        });
+    if (Quantizes(piece.view)) {
+      piece.form = known == made.pieces.end() ? made.forms++ : known->form;
+    }
+    made.pieces.push_back(piece);
     column += (*packed)->columns();
     begin = end;
   }
-  widest_ = std::max<int64_t>(widest_, made.pieces.front().view.k);
+  const int64_t forms = std::max(1, made.forms);
+  widest_ = std::max<int64_t>(widest_, forms * made.pieces.front().view.k);
+  most_splits_ = std::max(most_splits_, forms);
   matrices_.push_back(std::move(made));
   return MatrixHandle(static_cast<int32_t>(matrices_.size() - 1));
+}
+
+void CpuBackend::FollowActivations(std::vector<MatrixPart>& parts, bool equal) const {
+  if (options_.recipe != Recipe::kFast) return;
+  for (MatrixPart& part : parts) part.fast = true;
+  const bool same = std::all_of(parts.begin(), parts.end(), [&](const MatrixPart& part) {
+    return part.encoding() == parts.front().encoding();
+  });
+  for (MatrixPart& part : parts) part.fast = same || !equal;
 }
 
 int64_t CpuBackend::Matrix::panels() const {
@@ -89,6 +109,7 @@ absl::StatusOr<ProjectionHandle> CpuBackend::AddProjection(const ProjectionSourc
   const int32_t own_at = places[own.begin].at;
   for (const IndexRange& subtree : SubtreesOf(own, all)) {
     SplitWeights weights = WeightsOfSplits(source, places, subtree);
+    weights.part.fast = options_.recipe == Recipe::kFast;
     auto matrix =
         packer_.Add({weights.part}, weights.k(), std::move(weights.segments), weights.ends);
     if (!matrix.ok()) return matrix.status();
@@ -115,7 +136,9 @@ absl::StatusOr<HeadHandle> CpuBackend::AddHead(const HeadSource& source) {
                    .softcap = source.softcap};
   const auto hidden = static_cast<int64_t>(source.part.tensor->dims[0]);
   if (head.size > 0) {
-    auto matrix = packer_.Add({source.part}, hidden);
+    std::vector<MatrixPart> parts = {source.part};
+    FollowActivations(parts, /*equal=*/true);
+    auto matrix = packer_.Add(std::move(parts), hidden);
     if (!matrix.ok()) return matrix.status();
     head.matrix = *matrix;
   }

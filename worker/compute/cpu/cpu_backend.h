@@ -8,6 +8,7 @@
 // inputs.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -131,10 +132,14 @@ class CpuBackend : public Backend {
   struct Piece {
     kernels::MatrixView view;
     std::int64_t column;
+    int form;  // of the quantised rows that it is multiplied by, as Matrix::forms counts them
   };
   struct Matrix {
     std::vector<Piece> pieces;  // of consecutive outputs
     std::vector<float> bias;    // [columns]; empty: none
+    // In how many forms rows are quantised for the pieces: one for each activation scheme. That of
+    // number f begins at f * k.
+    int forms = 0;
 
     std::int64_t columns() const { return pieces.back().column + pieces.back().view.columns; }
     std::int64_t panels() const;
@@ -191,6 +196,12 @@ class CpuBackend : public Backend {
     // For each thread, the registers of a tree and a product: columns of a panel.
     std::vector<AlignedBuffer<float>> scratch;
     std::vector<std::atomic<bool>> taken;  // [threads] who has which scratch
+
+    // The expert of a pair.
+    std::int32_t ExpertOf(std::int64_t pair) const {
+      const auto after = std::upper_bound(begins.begin(), begins.begin() + used.back() + 2, pair);
+      return static_cast<std::int32_t>(after - begins.begin()) - 1;
+    }
   };
   struct HeadWeights {
     const kernels::PackedMatrix* matrix;  // null: the rank has no chunk of the vocabulary
@@ -296,8 +307,14 @@ class CpuBackend : public Backend {
   void TakeTile(const HeadWeights& head, const float* logits, std::size_t first, int rows);
 
   bool Quantizes(const kernels::MatrixView& matrix) const {
-    return options_.recipe == Recipe::kAccurate && kernels::HasIntegerProduct(matrix.kind);
+    return options_.recipe != Recipe::kFp32 &&
+           (kernels::HasIntegerProduct(matrix.kind) || kernels::HasInt8Product(matrix.kind));
   }
+  // The product of rows of the step with a piece.
+  Product ProductOf(const Piece& piece, const Buffer& x, Buffer* out) const;
+  // Makes the parts follow their checkpoint's activations, if the recipe is kFast. With `equal`,
+  // which is for parts that become one matrix, they do if their encodings are equal then.
+  void FollowActivations(std::vector<MatrixPart>& parts, bool equal) const;
   // Quantises the rows of a product's x by the splits of its matrix, if it wants that.
   void Quantize(const Product& product);
   kernels::QuantizeArgs QuantizeFor(const Product& product);

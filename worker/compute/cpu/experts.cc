@@ -57,9 +57,12 @@ absl::StatusOr<ExpertsHandle> CpuBackend::AddExperts(const ExpertsSource& source
   experts.products = MakeSplitPrograms(own, all);
   if (!alone()) experts.tree = MakeSumTree(down.splits, all);
   for (const ExpertsSource::Expert& each : source.experts) {
-    const auto gate_up = packer_.Add(each.gate_up, hidden);
+    std::vector<MatrixPart> parts = each.gate_up;
+    FollowActivations(parts, /*equal=*/true);
+    const auto gate_up = packer_.Add(std::move(parts), hidden);
     if (!gate_up.ok()) return gate_up.status();
     SplitWeights weights = WeightsOfSplits(each.down, places, own);
+    weights.part.fast = options_.recipe == Recipe::kFast;
     const auto packed =
         packer_.Add({weights.part}, weights.k(), std::move(weights.segments), weights.ends);
     if (!packed.ok()) return packed.status();
@@ -88,7 +91,7 @@ void CpuBackend::ReserveRouting(const Experts& experts, int64_t hidden) {
   grow(routing_.logits, rows * experts.spec.experts);
   grow(routing_.shared, rows);
   grow(routing_.x, pairs * hidden);
-  if (options_.recipe == Recipe::kAccurate) {
+  if (options_.recipe != Recipe::kFp32) {
     grow(routing_.values, pairs * widest);
     grow(routing_.group_sums, pairs * widest / kSumSpan);
     grow(routing_.scales, pairs * static_cast<int64_t>(experts.splits.size()));
@@ -179,9 +182,11 @@ void CpuBackend::SortRows(const Experts& experts) {
 void CpuBackend::GatherRows(const Experts& experts, const Buffer& x) {
   const int64_t hidden = x.width, sums = hidden / kSumSpan;
   Routing& to = routing_;
-  bool quantized = false, plain = false;
+  // Rows of 16 bits are the same for all experts; those of 8 bits are made for each.
+  bool quantized = false, bytes = false, plain = false;
   for (const int32_t expert : to.used) {
-    (Quantizes(experts.experts[expert].gate_up->view()) ? quantized : plain) = true;
+    const MatrixView matrix = experts.experts[expert].gate_up->view();
+    (!Quantizes(matrix) ? plain : kernels::HasInt8Product(matrix.kind) ? bytes : quantized) = true;
   }
   const auto all = static_cast<int32_t>(hidden);
   const kernels::QuantizeArgs quantize{
@@ -200,6 +205,20 @@ void CpuBackend::GatherRows(const Experts& experts, const Buffer& x) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = to.rows[i];
       if (plain) std::copy_n(x.data.data() + row * hidden, hidden, to.x.data() + i * hidden);
+      const MatrixView matrix =
+          bytes ? experts.experts[to.ExpertOf(i)].gate_up->view() : MatrixView{};
+      if (matrix.activations.kind != ActivationScheme::Kind::kNone) {
+        ops_.quantize_rows({.x = x.data.data() + row * hidden,
+                            .x_stride = hidden,
+                            .k = all,
+                            .split_count = 1,
+                            .split_ends = &all,
+                            .activations = matrix.activations,
+                            .out = {to.values.data() + i * hidden, to.group_sums.data() + i * sums,
+                                    to.scales.data() + i}},
+                           0, 1);
+        continue;
+      }
       if (!quantized) continue;
       std::copy_n(quantized_.data() + row * hidden, hidden, to.values.data() + i * hidden);
       std::copy_n(group_sums_.data() + row * sums, sums, to.group_sums.data() + i * sums);
@@ -271,12 +290,9 @@ void CpuBackend::ScaleShared(ExpertsHandle /*experts*/, BufferHandle handle) {
 }
 
 void CpuBackend::QuantizeSplits(const Experts& experts, const float* x, int64_t x_stride) {
-  const bool any = std::any_of(routing_.used.begin(), routing_.used.end(), [&](int32_t expert) {
-    return Quantizes(experts.experts[expert].down->view());
-  });
-  if (!any) return;
   const int64_t pairs = Pairs(experts);
-  ForRows(static_cast<int>(pairs), experts.inputs, [&](int64_t begin, int64_t end) {
+  // Pairs [begin, end), whose experts have the same activations.
+  const auto quantize = [&](const ActivationScheme& activations, int64_t begin, int64_t end) {
     for (size_t i = 0; i < experts.splits.size(); ++i) {
       const SplitPlace& split = experts.splits[i];
       ops_.quantize_rows({.x = x + split.at,
@@ -284,10 +300,26 @@ void CpuBackend::QuantizeSplits(const Experts& experts, const float* x, int64_t 
                           .k = split.width,
                           .split_count = 1,
                           .split_ends = &split.width,
+                          .activations = activations,
                           .out = {routing_.values.data() + pairs * split.at,
                                   routing_.group_sums.data() + pairs * split.at / kSumSpan,
                                   routing_.scales.data() + pairs * static_cast<int64_t>(i)}},
                          static_cast<int>(begin), static_cast<int>(end));
+    }
+  };
+  const auto down = [&](int32_t expert) { return experts.experts[expert].down->view(); };
+  const bool any = std::any_of(routing_.used.begin(), routing_.used.end(),
+                               [&](int32_t expert) { return Quantizes(down(expert)); });
+  if (!any) return;
+  ForRows(static_cast<int>(pairs), experts.inputs, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int32_t expert = routing_.ExpertOf(begin);
+      int64_t last = std::min<int64_t>(end, routing_.begins[expert + 1]);
+      while (last < end && down(routing_.ExpertOf(last)).activations == down(expert).activations) {
+        last = std::min<int64_t>(end, routing_.begins[routing_.ExpertOf(last) + 1]);
+      }
+      quantize(down(expert).activations, begin, last);
+      begin = last;
     }
   });
 }

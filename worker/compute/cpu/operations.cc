@@ -107,19 +107,14 @@ void CpuBackend::Prepare(BufferHandle x, MatrixHandle next, BufferHandle out) {
 
 void CpuBackend::NormFor(BufferHandle in, const NormOp* norm, MatrixHandle next, BufferHandle out) {
   NoteMove();
-  // All pieces have the same activations: quantised for those that want it, and as they are.
-  const std::vector<Piece>& pieces = matrices_[next.index()].pieces;
-  const auto quantises = std::find_if(pieces.begin(), pieces.end(),
-                                      [&](const Piece& piece) { return Quantizes(piece.view); });
-  const MatrixView& matrix = (quantises == pieces.end() ? pieces.front() : *quantises).view;
+  // All pieces have the same activations: as they are, and quantised in each form that one wants.
   Buffer& x = At(in);
   Buffer& normed = At(out);
-  const kernels::QuantizeArgs quantize = QuantizeFor({.matrix = matrix,
-                                                      .x = normed.data.data(),
-                                                      .x_stride = normed.width,
-                                                      .out = nullptr,
-                                                      .out_stride = 0,
-                                                      .rows = rows()});
+  std::vector<kernels::QuantizeArgs> forms;
+  for (const Piece& piece : matrices_[next.index()].pieces) {
+    if (!Quantizes(piece.view) || piece.form < static_cast<int>(forms.size())) continue;
+    forms.push_back(QuantizeFor(ProductOf(piece, normed, nullptr)));
+  }
   ForRows(rows(), x.width, [&](int64_t begin, int64_t end) {
     if (norm != nullptr) {
       NormRows(*norm, x.data.data(), x.width, static_cast<int>(x.width), normed.data.data(),
@@ -129,10 +124,21 @@ void CpuBackend::NormFor(BufferHandle in, const NormOp* norm, MatrixHandle next,
         std::copy_n(x.data.data() + r * x.width, x.width, normed.data.data() + r * normed.width);
       }
     }
-    if (Quantizes(matrix)) {
-      ops_.quantize_rows(quantize, static_cast<int>(begin), static_cast<int>(end));
+    for (const kernels::QuantizeArgs& form : forms) {
+      ops_.quantize_rows(form, static_cast<int>(begin), static_cast<int>(end));
     }
   });
+}
+
+CpuBackend::Product CpuBackend::ProductOf(const Piece& piece, const Buffer& x, Buffer* out) const {
+  return {.matrix = piece.view,
+          .x = x.data.data(),
+          .x_stride = x.width,
+          .out = out == nullptr ? nullptr : out->data.data() + piece.column,
+          .out_stride = out == nullptr ? 0 : out->width,
+          .rows = rows(),
+          .first_k = int64_t{piece.form} * piece.view.k,
+          .first_split = piece.form};
 }
 
 void CpuBackend::AddBias(const std::vector<float>& bias, Buffer& out, int64_t column,
@@ -158,13 +164,7 @@ void CpuBackend::Multiply(BufferHandle x, MatrixHandle handle, BufferHandle out)
 
 void CpuBackend::MultiplyPiece(const Matrix& weights, const Piece& piece, int64_t begin,
                                int64_t end, const Buffer& x, Buffer& out) {
-  MatMul({.matrix = piece.view,
-          .x = x.data.data(),
-          .x_stride = x.width,
-          .out = out.data.data() + piece.column,
-          .out_stride = out.width,
-          .rows = rows()},
-         begin, end);
+  MatMul(ProductOf(piece, x, &out), begin, end);
   const int64_t column = begin * kPanelColumns;
   AddBias(weights.bias, out, piece.column + column,
           std::min<int64_t>(end * kPanelColumns, piece.view.columns) - column);
@@ -562,6 +562,7 @@ kernels::QuantizeArgs CpuBackend::QuantizeFor(const Product& product) {
           .k = product.matrix.k,
           .split_count = product.matrix.split_count,
           .split_ends = product.matrix.split_ends,
+          .activations = product.matrix.activations,
           .out = QuantizedOf(product)};
 }
 
@@ -578,13 +579,14 @@ void CpuBackend::MatMul(const Product& p, int64_t begin, int64_t end) {
 void CpuBackend::MatMul(const Product& p, const kernels::QuantizedRows& x, int64_t begin,
                         int64_t end) {
   if (Quantizes(p.matrix)) {
-    ops_.matmul_i16({.weights = p.matrix,
-                     .x = x,
-                     .rows = p.rows,
-                     .out = p.out,
-                     .out_stride = p.out_stride,
-                     .accumulate = p.accumulate},
-                    static_cast<int>(begin), static_cast<int>(end));
+    const auto multiply = kernels::HasInt8Product(p.matrix.kind) ? ops_.matmul_i8 : ops_.matmul_i16;
+    multiply({.weights = p.matrix,
+              .x = x,
+              .rows = p.rows,
+              .out = p.out,
+              .out_stride = p.out_stride,
+              .accumulate = p.accumulate},
+             static_cast<int>(begin), static_cast<int>(end));
   } else {
     ops_.matmul_f32({.weights = p.matrix,
                      .x = p.x,

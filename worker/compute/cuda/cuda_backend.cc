@@ -82,6 +82,13 @@ CudaBackend::~CudaBackend() {
   }
 }
 
+absl::Status CudaBackend::Check(const model::ModelSpec& spec) const {
+  if (options_.recipe == Recipe::kFast) {
+    return Unsupported("W8A8 matrices with activations of 8 bits (--compute fast)");
+  }
+  return CheckModel(spec);
+}
+
 absl::Status CudaBackend::CheckModel(const model::ModelSpec& spec) {
   for (const model::LayerSpec& layer : spec.layers) {
     const absl::Status status = CheckAttention(layer.attention);

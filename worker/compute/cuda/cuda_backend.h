@@ -44,7 +44,7 @@ class CudaBackend final : public Backend {
 
   // As Check, without a GPU.
   static absl::Status CheckModel(const model::ModelSpec& spec);
-  absl::Status Check(const model::ModelSpec& spec) const override { return CheckModel(spec); }
+  absl::Status Check(const model::ModelSpec& spec) const override;
   BufferHandle AddBuffer(std::int64_t width) override;
   VectorHandle AddVector(std::vector<float> values) override;
   RopeHandle AddRope(const model::RopeSpec& rope) override;
