@@ -43,13 +43,16 @@ Examples:
       --calibration train.txt
   Round to nearest, without a text:
     flotilla quantize --model SmolLM2 --out SmolLM2-8bit --method rtn --bits 8
+  SmoothQuant, for 8-bit activations as flotilla serve --compute fast has them:
+    flotilla quantize --model SmolLM2 --out SmolLM2-w8a8 --method smoothquant \
+      --calibration train.txt --evaluation test.txt
   A GGUF file in Q4_K of one in F32, F16 or BF16, without a text:
     flotilla quantize --model SmolLM2.BF16.gguf --out SmolLM2.Q4_K.gguf --type q4_k
 
-The new folder has the layout "pack-quantized" of compressed-tensors, which flotilla, vLLM and
-transformers read, a page quantization.md that says what each matrix has lost, and a plot of it. A run that was
-interrupted goes on with --resume. A GGUF file is one that llama.cpp reads, too; the page of
-OUT.gguf is OUT.gguf.md.)";
+The new folder has the layout "pack-quantized" of compressed-tensors, or "int-quantized" for 8-bit
+activations, which flotilla, vLLM and transformers read, a page quantization.md that says what each
+matrix has lost, and a plot of it. A run that was interrupted goes on with --resume. A GGUF file is
+one that llama.cpp reads, too; the page of OUT.gguf is OUT.gguf.md.)";
 
 // Tokens of one text of the calibration or evaluation.
 constexpr size_t kTextTokens = 2048;
@@ -165,13 +168,48 @@ absl::Status CheckFlagsOfType(const QuantizeFlags& flags) {
                                                    " does not go with --type: a GGUF file is made "
                                                    "without calibration, by --method rtn"));
   }
-  for (const char* flag : {"--bits", "--group-size", "--zeros", "--calibration",
-                           "--calibration-tokens", "--damp", "--order", "--resume"}) {
+  for (const char* flag :
+       {"--activations", "--alpha", "--bits", "--group-size", "--zeros", "--calibration",
+        "--calibration-tokens", "--damp", "--order", "--resume"}) {
     if (!flags.given.contains(flag)) continue;
     return absl::InvalidArgumentError(absl::StrCat(flag, " does not go with --type: --type ",
                                                    flags.type, " says how weights are stored"));
   }
   return absl::OkStatus();
+}
+
+// The settings of a job. INVALID_ARGUMENT: flags contradict each other.
+absl::StatusOr<quantize::Settings> SettingsOf(const QuantizeFlags& flags) {
+  using quantize::Method;
+  quantize::Settings settings{.method = flags.method == "gptq"          ? Method::kGptq
+                                        : flags.method == "awq"         ? Method::kAwq
+                                        : flags.method == "smoothquant" ? Method::kSmoothQuant
+                                                                        : Method::kRtn,
+                              .bits = static_cast<int>(flags.bits),
+                              .symmetric = !flags.zeros,
+                              .group = flags.group_size,
+                              .damp = flags.damp,
+                              .by_importance = flags.order == "importance",
+                              .alpha = flags.alpha};
+  if (flags.activations.empty() && settings.method != Method::kSmoothQuant) return settings;
+  if (settings.method == Method::kGptq || settings.method == Method::kAwq) {
+    return absl::InvalidArgumentError(absl::StrCat("--activations int8 does not go with --method ",
+                                                   flags.method,
+                                                   "; it goes with rtn and smoothquant"));
+  }
+  const auto refused = [&](const char* flag) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag,
+                     " says something else than 8-bit activations need: integers of 8 bits "
+                     "without zeros, and --group-size 0"));
+  };
+  if (flags.given.contains("--bits") && flags.bits != 8) return refused("--bits");
+  if (flags.given.contains("--group-size") && flags.group_size != 0) return refused("--group-size");
+  if (flags.zeros) return refused("--zeros");
+  settings.bits = 8;
+  settings.group = 0;
+  settings.int8_activations = true;
+  return settings;
 }
 
 // Makes a GGUF file.
@@ -242,21 +280,34 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
   app.add_option("--method", flags->method,
                  "How weights become integers: gptq makes good for what rounding does to the "
                  "outputs, awq gives weights of large inputs more precision, and rtn takes the "
-                 "nearest integers. [default gptq]")
-      ->type_name("gptq|awq|rtn")
-      ->check(CLI::IsMember({"gptq", "awq", "rtn"}).description(""));
-  app.add_option("--bits", flags->bits, "The bits of an integer. [default 4]")
+                 "nearest integers. smoothquant makes large inputs smaller and their weights "
+                 "larger, and takes the nearest integers of 8 bits, for 8-bit activations. "
+                 "[default gptq]")
+      ->type_name("gptq|awq|rtn|smoothquant")
+      ->check(CLI::IsMember({"gptq", "awq", "rtn", "smoothquant"}).description(""));
+  app.add_option("--activations", flags->activations,
+                 "int8: the weights are integers of 8 bits with a scale for each row, and the "
+                 "folder says that they are multiplied by 8-bit activations with a scale for each "
+                 "token. rtn may have it, and smoothquant always does.")
+      ->type_name("int8")
+      ->check(CLI::IsMember({"int8"}).description(""));
+  app.add_option("--alpha", flags->alpha,
+                 "smoothquant divides inputs by their largest magnitude to this power, over that "
+                 "of their weights to the rest. [default 0.5]")
+      ->check(between(0, 1));
+  app.add_option("--bits", flags->bits,
+                 "The bits of an integer. [default 4; 8 for 8-bit activations]")
       ->type_name("2|3|4|8")
       ->check(CLI::IsMember({2, 3, 4, 8}).description(""));
   app.add_option("--group-size", flags->group_size,
                  "The number of weights of a row that share a scale; 0 means the whole row. "
-                 "[default 128]")
+                 "[default 128; 0 for 8-bit activations]")
       ->check(between(0, 1 << 20));
   app.add_flag(
       "--zeros", flags->zeros,
       "Each group has a zero of its own beside the scale. Else the zero is in the middle.");
   app.add_option("--calibration", flags->calibration,
-                 "A text file like what the model will read. gptq and awq need one.")
+                 "A text file like what the model will read. gptq, awq and smoothquant need one.")
       ->type_name("PATH");
   app.add_option("--calibration-tokens", flags->calibration_tokens,
                  "The most tokens of it that are used. [default 32768]")
@@ -291,18 +342,12 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
 }
 
 absl::Status RunQuantize(const QuantizeFlags& flags) {
-  using quantize::Method;
   if (!flags.type.empty()) return RunQuantizeGguf(flags);
+  const auto settings = SettingsOf(flags);
+  if (!settings.ok()) return settings.status();
   quantize::QuantizeJob job{.from = flags.model,
                             .to = flags.out,
-                            .settings = {.method = flags.method == "gptq"  ? Method::kGptq
-                                                   : flags.method == "awq" ? Method::kAwq
-                                                                           : Method::kRtn,
-                                         .bits = static_cast<int>(flags.bits),
-                                         .symmetric = !flags.zeros,
-                                         .group = flags.group_size,
-                                         .damp = flags.damp,
-                                         .by_importance = flags.order == "importance"},
+                            .settings = *settings,
                             .calibration = {},
                             .evaluations = {},
                             .resume = flags.resume,

@@ -27,6 +27,8 @@ struct QuantizeFlags {
   std::int64_t calibration_tokens = 32768;
   std::vector<std::string> evaluation;
   std::int64_t evaluation_tokens = 8192;
+  std::string activations;  // "int8", or empty: they are not quantised
+  double alpha = 0.5;
   double damp = 0.01;
   std::string order = "importance";
   std::int64_t threads = 0;

@@ -61,11 +61,7 @@ void CompressedLayers::Add(std::string_view name, const IntegerMatrix& matrix) {
   }
   AddTensor(Cat(name, ".weight_packed"), GgmlType::kI32, {rows, codes.size() / rows},
             BytesOf(codes));
-  std::vector<uint16_t> scales;
-  for (const GroupScale& group : matrix.scales) scales.push_back(BitsOf(group.scale, grid.scales));
-  AddTensor(Cat(name, ".weight_scale"),
-            grid.scales == ScaleType::kBf16 ? GgmlType::kBF16 : GgmlType::kF16, {rows, groups},
-            BytesOf(scales));
+  AddScales(name, matrix);
   if (!grid.symmetric) {
     // [words of rows, groups]
     const auto words = static_cast<uint64_t>((matrix.rows * grid.bits + 31) / 32);
@@ -85,8 +81,28 @@ void CompressedLayers::Add(std::string_view name, const IntegerMatrix& matrix) {
             BytesOf(std::vector<int64_t>{matrix.rows, matrix.inputs}));
 }
 
+void CompressedLayers::AddScales(std::string_view name, const IntegerMatrix& matrix) {
+  const ScaleType type = matrix.grid.scales;
+  std::vector<uint16_t> scales;
+  for (const GroupScale& group : matrix.scales) scales.push_back(BitsOf(group.scale, type));
+  AddTensor(Cat(name, ".weight_scale"), type == ScaleType::kBf16 ? GgmlType::kBF16 : GgmlType::kF16,
+            {static_cast<uint64_t>(matrix.rows), static_cast<uint64_t>(matrix.groups())},
+            BytesOf(scales));
+}
+
+void CompressedLayers::AddBytes(std::string_view name, const IntegerMatrix& matrix) {
+  AddTensor(Cat(name, ".weight"), GgmlType::kI8,
+            {static_cast<uint64_t>(matrix.rows), static_cast<uint64_t>(matrix.inputs)},
+            BytesOf(matrix.codes));
+  AddScales(name, matrix);
+}
+
 model::Json CompressedConfig(const Grid& grid, int64_t group,
-                             const std::vector<std::string>& ignored) {
+                             const std::vector<std::string>& ignored, bool int8_activations) {
+  const std::string format = int8_activations ? "int-quantized" : "pack-quantized";
+  const model::Json activations = {{"num_bits", 8},        {"type", "int"},   {"symmetric", true},
+                                   {"strategy", "token"},  {"dynamic", true}, {"observer", nullptr},
+                                   {"group_size", nullptr}};
   model::Json weights = {{"num_bits", grid.bits},
                          {"type", "int"},
                          {"symmetric", grid.symmetric},
@@ -95,16 +111,16 @@ model::Json CompressedConfig(const Grid& grid, int64_t group,
                          {"observer", "minmax"}};
   weights["group_size"] = group == 0 ? model::Json() : model::Json(group);
   return {{"quant_method", "compressed-tensors"},
-          {"format", "pack-quantized"},
+          {"format", format},
           {"quantization_status", "compressed"},
           {"ignore", ignored},
           {"config_groups",
            {{"group_0",
              {{"targets", {"Linear"}},
               {"weights", std::move(weights)},
-              {"input_activations", nullptr},
+              {"input_activations", int8_activations ? activations : model::Json()},
               {"output_activations", nullptr},
-              {"format", "pack-quantized"}}}}}};
+              {"format", format}}}}}};
 }
 
 absl::StatusOr<std::unique_ptr<model::FolderTensors>> ReadCompressed(const CompressedLayers& layers,

@@ -60,7 +60,8 @@ Importance::Importance(int64_t inputs, const kernels::Ops& ops)
     : inputs_(inputs),
       ops_(ops),
       hessian_(static_cast<size_t>(inputs * inputs)),
-      sizes_(static_cast<size_t>(inputs)) {}
+      sizes_(static_cast<size_t>(inputs)),
+      largest_(static_cast<size_t>(inputs)) {}
 
 absl::Status Importance::Add(const float* x, int64_t rows, int64_t stride, ParallelItems parallel) {
   for (int64_t row = 0; row < rows; row += kRowsInFp32) {
@@ -76,7 +77,9 @@ absl::Status Importance::AddSome(const float* x, int64_t rows, int64_t stride,
                                  ParallelItems parallel) {
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < inputs_; ++i) {
-      sizes_[static_cast<size_t>(i)] += std::fabs(x[row * stride + i]);
+      const float size = std::fabs(x[row * stride + i]);
+      sizes_[static_cast<size_t>(i)] += size;
+      largest_[static_cast<size_t>(i)] = std::max(largest_[static_cast<size_t>(i)], size);
     }
   }
   // X^T X as a product of X^T with itself: its k are the rows of X.

@@ -33,6 +33,8 @@ class Importance {
   double mean(int64_t input) const {
     return rows_ == 0 ? 0 : sizes_[static_cast<size_t>(input)] / static_cast<double>(rows_);
   }
+  // The largest magnitude of an input.
+  double largest(int64_t input) const { return largest_[static_cast<size_t>(input)]; }
 
  private:
   absl::Status AddSome(const float* x, int64_t rows, int64_t stride, ParallelItems parallel);
@@ -41,7 +43,8 @@ class Importance {
   const kernels::Ops& ops_;
   int64_t rows_ = 0;
   std::vector<double> hessian_;
-  std::vector<double> sizes_;  // sums of magnitudes
+  std::vector<double> sizes_;   // sums of magnitudes
+  std::vector<float> largest_;  // magnitudes
 };
 
 // How much errors of weights change the outputs: of a matrix of errors E [rows, inputs] the sum of

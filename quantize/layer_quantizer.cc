@@ -10,6 +10,7 @@
 #include "model/tensor_table.h"
 #include "quantize/gptq.h"
 #include "quantize/round_to_nearest.h"
+#include "quantize/smooth_quant.h"
 
 namespace flotilla::quantize {
 namespace {
@@ -71,12 +72,14 @@ absl::Status LayerQuantizer::Check() const {
       }
     }
   }
-  if (settings_.method != Method::kAwq) return absl::OkStatus();
+  if (!settings_.balances()) return absl::OkStatus();
+  const std::string_view method = settings_.method == Method::kAwq ? "AWQ" : "SmoothQuant";
   for (const model::LayerSpec& layer : spec_.layers) {
     if (layer.wiring != model::Wiring::kSequential || !layer.norms_before || !layer.ffn.gated) {
       return Unimplemented(
-          "AWQ needs layers with a norm before attention and another before a gated FFN; --method "
-          "gptq needs none");
+          method, " needs layers with a norm before attention and another before a gated FFN; ",
+          settings_.int8_activations ? "--method rtn --activations int8" : "--method gptq",
+          " needs none");
     }
   }
   return absl::OkStatus();
@@ -138,12 +141,18 @@ absl::StatusOr<std::vector<float>> LayerQuantizer::DivideNorm(TensorRole norm, T
 absl::Status LayerQuantizer::Balance(
     uint32_t layer, const std::map<std::string, std::unique_ptr<Importance>>& importances,
     std::map<std::string, FloatMatrix>& matrices, QuantizedLayer& out) const {
-  const auto search = [&](const std::vector<std::string>& names) {
+  const auto factors_of =
+      [&](const std::vector<std::string>& names) -> absl::StatusOr<std::vector<float>> {
     std::vector<FloatMatrix> together;
     for (const std::string& name : names) together.push_back(matrices.at(name));
     const Importance& importance = *importances.at(ObservedMatrix(spec_, layer, names.front()));
-    return SearchAwqScales(together, importance, GridOf(names.front()),
-                           GroupOf(importance.inputs()), ops_, parallel_);
+    if (settings_.method == Method::kSmoothQuant) {
+      return SmoothFactors(together, importance, settings_.alpha);
+    }
+    auto scales = SearchAwqScales(together, importance, GridOf(names.front()),
+                                  GroupOf(importance.inputs()), ops_, parallel_);
+    if (!scales.ok()) return scales.status();
+    return std::move(scales->factors);
   };
   const auto multiply = [&](const std::string& name, const std::vector<float>& factors) {
     FloatMatrix& matrix = matrices.at(name);
@@ -169,13 +178,13 @@ absl::Status LayerQuantizer::Balance(
   const model::TensorRow* const up_row = model::FindRow(spec_, TensorRole::kUp);
   if (!down.empty() && matrices.contains(up) && up != NameOf(spec_, TensorRole::kGate, layer) &&
       up_row->map == model::RowMap{} && model::FindRow(spec_, TensorRole::kUpBias) == nullptr) {
-    const auto scales = search(down);
-    if (!scales.ok()) return scales.status();
-    multiply(down.front(), scales->factors);
+    const auto factors = factors_of(down);
+    if (!factors.ok()) return factors.status();
+    multiply(down.front(), *factors);
     FloatMatrix& rows = matrices.at(up);
     const size_t inputs = rows.weights.size() / static_cast<size_t>(rows.rows);
     for (size_t i = 0; i < rows.weights.size(); ++i) {
-      rows.weights[i] /= scales->factors[i / inputs];
+      rows.weights[i] /= (*factors)[i / inputs];
     }
   }
   struct Group {
@@ -188,9 +197,9 @@ absl::Status LayerQuantizer::Balance(
                            names_of({TensorRole::kGate, TensorRole::kUp})}};
   for (const Group& group : groups) {
     if (group.names.empty() || NameOf(spec_, group.norm, layer).empty()) continue;
-    const auto scales = search(group.names);
-    if (!scales.ok()) return scales.status();
-    const auto factors = DivideNorm(group.norm, group.bias, layer, scales->factors, out);
+    const auto wanted = factors_of(group.names);
+    if (!wanted.ok()) return wanted.status();
+    const auto factors = DivideNorm(group.norm, group.bias, layer, *wanted, out);
     if (!factors.ok()) return factors.status();
     for (const std::string& name : group.names) multiply(name, *factors);
   }
@@ -208,8 +217,8 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
     matrices[name] = *std::move(matrix);
   }
   const std::map<std::string, FloatMatrix> plain =
-      settings_.method == Method::kAwq ? matrices : std::map<std::string, FloatMatrix>();
-  if (settings_.method == Method::kAwq) {
+      settings_.balances() ? matrices : std::map<std::string, FloatMatrix>();
+  if (settings_.balances()) {
     absl::Status status = Balance(layer, importances, matrices, out);
     if (!status.ok()) return status;
   }

@@ -26,6 +26,8 @@ enum class Method : uint8_t {
   kRtn,   // round_to_nearest.h
   kGptq,  // gptq.h
   kAwq,   // awq.h, then round to nearest
+  // smooth_quant.h, then round to nearest; for activations of 8 bits
+  kSmoothQuant,
 };
 
 struct Settings {
@@ -35,8 +37,14 @@ struct Settings {
   int64_t group = 128;  // inputs that follow each other; 0: each row is a group
   double damp = 0.01;   // GptqFactor::Create
   bool by_importance = true;
+  // W8A8: the weights are for activations of 8 bits, one scale for each token. 8 bits, symmetric, a
+  // scale for each row.
+  bool int8_activations = false;
+  double alpha = 0.5;  // SmoothFactors
 
   bool calibrates() const { return method != Method::kRtn; }
+  // Whether columns of matrices change with what makes their inputs.
+  bool balances() const { return method == Method::kAwq || method == Method::kSmoothQuant; }
   bool operator==(const Settings&) const = default;
 };
 
@@ -60,7 +68,7 @@ struct ChangedTensor {
 
 struct QuantizedLayer {
   std::map<std::string, IntegerMatrix> matrices;  // by the names of their tensors
-  std::vector<ChangedTensor> changed;             // norms that AWQ has divided
+  std::vector<ChangedTensor> changed;             // norms that have been divided
   std::vector<MatrixReport> reports;
 };
 
@@ -93,7 +101,7 @@ class LayerQuantizer {
   absl::StatusOr<std::vector<float>> DivideNorm(model::TensorRole norm, model::TensorRole bias,
                                                 uint32_t layer, std::span<const float> factors,
                                                 QuantizedLayer& out) const;
-  // Divides and multiplies what AWQ says.
+  // Divides and multiplies what AWQ or SmoothQuant say.
   absl::Status Balance(uint32_t layer,
                        const std::map<std::string, std::unique_ptr<Importance>>& importances,
                        std::map<std::string, FloatMatrix>& matrices, QuantizedLayer& out) const;

@@ -224,8 +224,8 @@ int64_t Stream::tokens() const {
 }
 
 LayerRunner::LayerRunner(const model::ModelSpec& spec, kernels::Isa isa, int threads,
-                         const Clock& clock)
-    : spec_(spec), isa_(isa), threads_(threads), clock_(clock) {
+                         const Clock& clock, worker::Recipe recipe)
+    : spec_(spec), isa_(isa), threads_(threads), clock_(clock), recipe_(recipe) {
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
     worker::ModelShard& shard = shards_.emplace_back(worker::WholeModel(spec));
     shard.layers = {layer, layer + 1};
@@ -257,7 +257,7 @@ absl::Status LayerRunner::RunLayer(const model::Checkpoint& file, uint32_t layer
   for (const auto& text : stream.texts) longest = std::max(longest, text.size());
   ArrayExchange exchange;
   exchange.keep = keep;
-  ObservedBackend backend({.recipe = worker::Recipe::kFp32,
+  ObservedBackend backend({.recipe = recipe_,
                            .isa = isa_,
                            .threads = threads_,
                            .max_rows = kRowsOfAStep,

@@ -1,7 +1,7 @@
 // LayerRunner: runs a model layer by layer over many tokens, so that only one layer is in memory.
 //
 // Each layer is a stage of a pipeline by itself (worker/compute/decoder): it takes the residuals
-// that the layer before has left for all tokens, and leaves its own. In the recipe fp32.
+// that the layer before has left for all tokens, and leaves its own. K and V are in fp32.
 #pragma once
 
 #include <array>
@@ -21,6 +21,7 @@
 #include "model/checkpoint.h"
 #include "model/spec.h"
 #include "worker/compute/model_shard.h"
+#include "worker/compute/recipe.h"
 
 namespace flotilla::quantize {
 
@@ -52,7 +53,8 @@ using InputObserver = std::function<absl::Status(const std::string& matrix, cons
 class LayerRunner {
  public:
   // `spec` is that of the files that Run gets. All arguments outlive it.
-  LayerRunner(const model::ModelSpec& spec, kernels::Isa isa, int threads, const Clock& clock);
+  LayerRunner(const model::ModelSpec& spec, kernels::Isa isa, int threads, const Clock& clock,
+              worker::Recipe recipe = worker::Recipe::kFp32);
 
   // Runs layer `layer` of `file`. Layer 0 begins with the tokens; the last layer leaves the
   // residuals as they are. The observer gets the inputs of
@@ -79,6 +81,7 @@ class LayerRunner {
   const kernels::Isa isa_;
   const int threads_;
   const Clock& clock_;
+  const worker::Recipe recipe_;
   std::vector<worker::ModelShard> shards_;  // a stage for each layer
 };
 

@@ -91,12 +91,18 @@ class Quantizer {
         layers_(static_cast<uint32_t>(spec_.layers.size())),
         ops_(kernels::GetOps(job.isa)),
         pool_(job.threads),
-        runner_(spec_, job.isa, job.threads, clock) {
+        runner_(spec_, job.isa, job.threads, clock),
+        fast_runner_(spec_, job.isa, job.threads, clock, worker::Recipe::kFast) {
     calibration_.texts = job.calibration;
     for (const Evaluation& evaluation : job.evaluations) {
       before_.push_back({.texts = evaluation.texts, .residuals = {}});
-      after_.push_back(before_.back());
       report_.perplexities.push_back({.name = evaluation.name});
+    }
+    after_ = before_;
+    if (!job.settings.int8_activations) return;
+    after_.insert(after_.end(), before_.begin(), before_.end());
+    for (const Evaluation& evaluation : job.evaluations) {
+      report_.perplexities.push_back({.name = evaluation.name + ", --compute fast"});
     }
   }
 
@@ -117,6 +123,13 @@ class Quantizer {
  private:
   // Sorts the tensors by layer, and makes the folder.
   absl::Status Prepare() {
+    const Settings& settings = job_.settings;
+    if (settings.int8_activations &&
+        (settings.bits != 8 || !settings.symmetric || settings.group != 0)) {
+      return InvalidArgument(
+          "matrices for activations of 8 bits have weights of 8 bits without zeros, and a scale "
+          "for each row");
+    }
     if (file_->naming() != model::Naming::kHuggingFace) {
       return InvalidArgument(job_.from, " is no Hugging Face folder. --type makes a GGUF file of ",
                              "a GGUF file");
@@ -204,8 +217,13 @@ class Quantizer {
     importances.clear();
     CompressedLayers packed;
     for (const std::string& name : quantized_[layer]) {
-      packed.Add(std::string_view(name).substr(0, name.size() - std::string_view(".weight").size()),
-                 made->matrices.at(name));
+      const auto stem =
+          std::string_view(name).substr(0, name.size() - std::string_view(".weight").size());
+      if (job_.settings.int8_activations) {
+        packed.AddBytes(stem, made->matrices.at(name));
+      } else {
+        packed.Add(stem, made->matrices.at(name));
+      }
     }
     report_.matrices.insert(report_.matrices.end(), made->reports.begin(), made->reports.end());
     std::map<std::string, std::vector<std::byte>> changed;
@@ -237,10 +255,12 @@ class Quantizer {
     absl::Status status;
     std::vector<std::vector<BestTokens>> best(before_.size());
     for (size_t i = 0; status.ok() && i < before_.size(); ++i) {
-      const auto scores = Evaluate(layer, before_[i], nullptr);
+      const auto scores = Evaluate(layer, before_[i], nullptr, runner_);
       status = scores.status();
       if (!status.ok()) break;
-      report_.perplexities[i].before = scores->perplexity;
+      for (size_t each = i; each < after_.size(); each += before_.size()) {
+        report_.perplexities[each].before = scores->perplexity;
+      }
       best[i] = scores->best;
     }
     std::vector<model::Tensor> old;
@@ -259,7 +279,8 @@ class Quantizer {
       status = runner_.Run(*overlay_, layer, calibration_, nullptr, /*keep=*/true);
     }
     for (size_t i = 0; status.ok() && i < after_.size(); ++i) {
-      const auto scores = Evaluate(layer, after_[i], &best[i]);
+      const auto scores = Evaluate(layer, after_[i], &best[i % before_.size()],
+                                   i < before_.size() ? runner_ : fast_runner_);
       status = scores.status();
       if (!status.ok()) break;
       report_.perplexities[i].after = scores->perplexity;
@@ -272,9 +293,10 @@ class Quantizer {
 
   // Runs the layer as it is now. The last layer gives scores.
   absl::StatusOr<TextScores> Evaluate(uint32_t layer, Stream& stream,
-                                      const std::vector<BestTokens>* reference) {
-    if (layer + 1 == layers_) return runner_.Score(*overlay_, stream, reference);
-    const absl::Status status = runner_.Run(*overlay_, layer, stream, nullptr, /*keep=*/true);
+                                      const std::vector<BestTokens>* reference,
+                                      LayerRunner& runner) {
+    if (layer + 1 == layers_) return runner.Score(*overlay_, stream, reference);
+    const absl::Status status = runner.Run(*overlay_, layer, stream, nullptr, /*keep=*/true);
     if (!status.ok()) return status;
     return TextScores();
   }
@@ -349,7 +371,7 @@ class Quantizer {
   Json Config() const {
     const Settings& settings = job_.settings;
     return CompressedConfig({.bits = settings.bits, .symmetric = settings.symmetric},
-                            settings.group, ignored_);
+                            settings.group, ignored_, settings.int8_activations);
   }
 
   // What tells this job from others.
@@ -358,6 +380,7 @@ class Quantizer {
     std::string all = Cat(file_->MetadataHash(), "|", static_cast<int>(settings.method), "|",
                           settings.bits, "|", settings.symmetric, "|", settings.group, "|",
                           settings.damp, "|", settings.by_importance);
+    if (settings.int8_activations) all += Cat("|int8|", settings.alpha);
     const auto add = [&](const std::vector<std::vector<TokenId>>& texts) {
       all += "|";
       for (const auto& text : texts) {
@@ -465,7 +488,7 @@ class Quantizer {
       [this](int64_t count, absl::FunctionRef<void(int64_t)> fn) {
         pool_.ParallelItems(count, fn);
       };
-  LayerRunner runner_;
+  LayerRunner runner_, fast_runner_;
   std::unique_ptr<model::OverlayCheckpoint> overlay_;
 
   std::map<std::string, uint32_t> of_layer_;
@@ -474,12 +497,24 @@ class Quantizer {
 
   uint32_t next_ = 0;
   Stream calibration_;
-  std::vector<Stream> before_, after_;  // of the evaluations
+  // Of the evaluations. With activations of 8 bits they come a second time behind the others in
+  // after_, and run in the recipe that has them.
+  std::vector<Stream> before_, after_;
   QuantizeReport report_;
 };
 
 std::string_view NameOf(Method method) {
-  return method == Method::kRtn ? "round to nearest" : method == Method::kGptq ? "GPTQ" : "AWQ";
+  switch (method) {
+    case Method::kRtn:
+      return "round to nearest";
+    case Method::kGptq:
+      return "GPTQ";
+    case Method::kAwq:
+      return "AWQ";
+    case Method::kSmoothQuant:
+      break;
+  }
+  return "SmoothQuant";
 }
 
 }  // namespace
@@ -495,12 +530,16 @@ absl::StatusOr<QuantizeReport> QuantizeModel(const QuantizeJob& job,
 std::string ReportText(const QuantizeJob& job, const QuantizeReport& report) {
   const Settings& settings = job.settings;
   std::string text = absl::StrFormat(
-      "# Quantised with flotilla\n\n%s, %d bits, %s, %s: %.3f bits per weight of the matrices of "
+      "# Quantised with flotilla\n\n%s, %d bits, %s, %s%s: %.3f bits per weight of the matrices of "
       "the layers.\n",
       std::string(NameOf(settings.method)), settings.bits,
       settings.symmetric ? "symmetric" : "with zeros",
       settings.group == 0 ? "a scale for each row"
                           : absl::StrFormat("groups of %d", settings.group),
+      !settings.int8_activations ? ""
+      : settings.method == Method::kSmoothQuant
+          ? absl::StrFormat(", activations of 8 bits, alpha %g", settings.alpha)
+          : ", activations of 8 bits",
       report.bits);
   text += PerplexityText(report.perplexities);
   text +=

@@ -70,6 +70,43 @@ TEST_F(QuantizeTest, SaysWhatIsMissing) {
   EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("empty: "));
 }
 
+TEST_F(QuantizeTest, MakesAFolderForActivationsOf8Bits) {
+  for (const char* method : {"smoothquant", "rtn"}) {
+    SCOPED_TRACE(method);
+    flags_.method = method;
+    flags_.activations = flags_.method == "rtn" ? "int8" : "";
+    flags_.out = scratch_.path() + "/" + method;
+    ::testing::internal::CaptureStdout();
+    const absl::Status status = RunQuantize(flags_);
+    const std::string said = ::testing::internal::GetCapturedStdout();
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_THAT(said, HasSubstr("14 matrices, 8."));
+    EXPECT_THAT(said, HasSubstr("\ntext: perplexity "));
+    EXPECT_THAT(said, HasSubstr("\ntext, --compute fast: perplexity "));
+    std::ifstream config(flags_.out + "/config.json");
+    const std::string text{std::istreambuf_iterator<char>(config), {}};
+    EXPECT_THAT(text, HasSubstr("\"format\": \"int-quantized\""));
+  }
+}
+
+TEST_F(QuantizeTest, RefusesWhatActivationsOf8BitsDoNotHave) {
+  flags_.activations = "int8";
+  EXPECT_EQ(RunQuantize(flags_).message(),
+            "--activations int8 does not go with --method gptq; it goes with rtn and smoothquant");
+  flags_.method = "smoothquant";
+  flags_.given = {"--bits"};
+  EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("--bits says something else"));
+  flags_.given = {"--group-size"};
+  EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("--group-size says something else"));
+  flags_.given = {};
+  flags_.zeros = true;
+  EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("--zeros says something else"));
+  flags_.zeros = false;
+  flags_.calibration = "";
+  EXPECT_THAT(RunQuantize(flags_).message(),
+              HasSubstr("--method smoothquant needs --calibration, a text file"));
+}
+
 class QuantizeGgufTest : public ::testing::Test {
  protected:
   void SetUp() override {

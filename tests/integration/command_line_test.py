@@ -210,6 +210,12 @@ def test_an_option_is_blamed_by_its_flag(role, words, said):
      "stored"),
     ("--type q4_k --group-size 64", "--group-size does not go with --type: --type q4_k says how "
      "weights are stored"),
+    ("--type q4_k --activations int8", "--activations does not go with --type: --type q4_k says how "
+     "weights are stored"),
+    ("--activations int8", "--activations int8 does not go with --method gptq; it goes with rtn and "
+     "smoothquant"),
+    ("--method smoothquant --bits 4", "--bits says something else than 8-bit activations need: "
+     "integers of 8 bits without zeros, and --group-size 0"),
     ("--type q4_k", f"{model_path()}: tensor token_embd.weight is Q"),
     ("--method rtn", f"{model_path()} is no Hugging Face folder. --type makes a GGUF file of a "
      "GGUF file")])

@@ -1,5 +1,6 @@
 #include "quantize/importance.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -18,7 +19,7 @@ TEST(ImportanceTest, IsTheSumOfProducts) {
     const Importance& importance = *problem.importance;
     EXPECT_EQ(importance.rows(), samples);
     for (int64_t i = 0; i < problem.inputs; ++i) {
-      double mean = 0;
+      double mean = 0, largest = 0;
       for (int64_t j = 0; j < problem.inputs; ++j) {
         double sum = 0, size = 0;
         for (int64_t s = 0; s < samples; ++s) {
@@ -27,11 +28,13 @@ TEST(ImportanceTest, IsTheSumOfProducts) {
           sum += a * b;
           size += std::fabs(a * b);
           if (j == 0) mean += std::fabs(a) / static_cast<double>(samples);
+          largest = std::max(largest, std::fabs(a));
         }
         EXPECT_NEAR(importance.hessian()[static_cast<size_t>(i * problem.inputs + j)], sum,
                     1e-5 * size);
       }
       EXPECT_NEAR(importance.mean(i), mean, 1e-6 * mean);
+      EXPECT_EQ(importance.largest(i), largest);
     }
   }
 }

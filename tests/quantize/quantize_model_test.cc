@@ -74,6 +74,8 @@ const Settings kAllSettings[] = {
     {.method = Method::kGptq, .bits = 3, .symmetric = false, .group = 32, .by_importance = false},
     {.method = Method::kAwq, .bits = 4, .symmetric = false, .group = 32},
     {.method = Method::kAwq, .bits = 2, .symmetric = false, .group = 32},
+    {.method = Method::kRtn, .bits = 8, .group = 0, .int8_activations = true},
+    {.method = Method::kSmoothQuant, .bits = 8, .group = 0, .int8_activations = true},
 };
 
 TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
@@ -104,16 +106,27 @@ TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
         EXPECT_LT(matrix.error, matrix.nearest_error);
       }
     }
-    // All others are as they were, but for the norms that AWQ divides.
+    for (const model::Tensor& tensor : (*after)->tensors()) {
+      const WeightEncoding fast = model::FastEncodingOf(tensor);
+      EXPECT_EQ(fast.activations.kind == ActivationScheme::Kind::kDynamic,
+                settings.int8_activations && tensor.composite != nullptr)
+          << tensor.name;
+    }
+    // All others are as they were, but for the norms that AWQ and SmoothQuant divide.
     for (const model::Tensor& tensor : (*before)->tensors()) {
       if (quantized.contains(std::string(tensor.name))) continue;
       const model::Tensor* const now = (*after)->FindTensor(tensor.name);
       ASSERT_NE(now, nullptr) << tensor.name;
-      const bool divided = settings.method == Method::kAwq && tensor.rank == 1 &&
+      const bool divided = settings.balances() && tensor.rank == 1 &&
                            tensor.name.find("layers") != std::string_view::npos;
       EXPECT_EQ(std::ranges::equal(now->data, tensor.data), !divided) << tensor.name;
     }
-    ASSERT_EQ(report->perplexities.size(), 2u);
+    ASSERT_EQ(report->perplexities.size(), settings.int8_activations ? 4u : 2u);
+    if (settings.int8_activations) {
+      EXPECT_EQ(report->perplexities[3].name, "b, --compute fast");
+      EXPECT_EQ(report->perplexities[3].before, report->perplexities[1].before);
+      EXPECT_NE(report->perplexities[3].after, report->perplexities[1].after);
+    }
     for (const PerplexityReport& each : report->perplexities) {
       EXPECT_GT(each.before, 1);
       EXPECT_NEAR(each.change(), 0, settings.bits == 2 ? 0.5 : 0.1) << each.name;
@@ -157,6 +170,22 @@ TEST_F(QuantizeModelTest, TheSameJobMakesTheSameBytes) {
   EXPECT_EQ(Files(again.to), expected);
 }
 
+// Those of a run that was interrupted after each layer.
+TEST_F(QuantizeModelTest, W8A8GoesOnWhereItWasInterrupted) {
+  const Settings settings{
+      .method = Method::kSmoothQuant, .bits = 8, .group = 0, .int8_activations = true};
+  const QuantizeJob job = Job("whole", settings);
+  ASSERT_TRUE(Run(job).ok());
+  struct Interrupted {};
+  QuantizeJob again = Job("again", settings);
+  again.resume = true;
+  again.threads = 1;
+  EXPECT_THROW(static_cast<void>(Run(again, [](uint32_t, uint32_t) { throw Interrupted(); })),
+               Interrupted);
+  ASSERT_TRUE(Run(again).ok());
+  EXPECT_EQ(Files(again.to), Files(job.to));
+}
+
 TEST_F(QuantizeModelTest, WhatCannotBeDoneIsRefusedByName) {
   const auto error = [&](const QuantizeJob& job) {
     return std::string(Run(job).status().message());
@@ -186,6 +215,14 @@ TEST_F(QuantizeModelTest, WhatCannotBeDoneIsRefusedByName) {
   job = Job("gemma", {.method = Method::kAwq, .bits = 4, .group = 32});
   job.from = "tests/data/tiny/olmo2";
   EXPECT_THAT(error(job), HasSubstr("AWQ needs layers with a norm before attention"));
+  job = Job("smooth",
+            {.method = Method::kSmoothQuant, .bits = 8, .group = 0, .int8_activations = true});
+  job.from = "tests/data/tiny/olmo2";
+  EXPECT_THAT(error(job), HasSubstr("SmoothQuant needs layers with a norm before attention and "
+                                    "another before a gated FFN; --method rtn --activations int8 "
+                                    "needs none"));
+  job.settings.group = 32;
+  EXPECT_THAT(error(job), HasSubstr("matrices for activations of 8 bits have weights of 8 bits"));
 }
 
 }  // namespace
