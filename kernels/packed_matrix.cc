@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/base/macros.h"
 #include "absl/strings/str_cat.h"
@@ -79,7 +81,8 @@ absl::StatusOr<double> PackedBits(const WeightEncoding& encoding, int64_t k) {
   VisitKind(*kind, [&]<class Kind>() {
     const double supers = kHasTableOf<Kind> ? (1.0 + encoding.groups) / static_cast<double>(k)
                                             : 1.0 / kSuperSpanOf<Kind>;
-    bits = 8.0 * Kind::kRecordBytes / (kPanelColumns * kBlockK) +
+    const int begins = kHasOutliersOf<Kind> ? 2 * static_cast<int>(sizeof(uint32_t)) : 0;
+    bits = 8.0 * (Kind::kRecordBytes + begins) / (kPanelColumns * kBlockK) +
            8.0 * kSuperBytesOf<Kind> / kPanelColumns * supers;
   });
   return bits;
@@ -122,7 +125,9 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
   matrix.encoding_ = encoding;
   matrix.kind_ = *kind;
   int span = 0;
+  bool has_outliers = false;
   VisitKind(*kind, [&]<class Kind>() {
+    has_outliers = kHasOutliersOf<Kind>;
     matrix.record_bytes_ = Kind::kRecordBytes;
     matrix.super_bytes_ = kSuperBytesOf<Kind>;
     if (!kHasTableOf<Kind>) span = kSuperSpanOf<Kind>;
@@ -145,6 +150,13 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Create(const WeightEncoding& encoding
   if (__builtin_mul_overflow(panels, matrix.panel_bytes_, &matrix.bytes_) ||
       matrix.bytes_ > kMaxBytes) {
     return absl::InvalidArgumentError(absl::StrCat("a matrix of ", columns, " x ", k));
+  }
+  if (has_outliers) {
+    matrix.panel_words_.resize(panels);
+    for (PanelWords& words : matrix.panel_words_) {
+      words.begins.resize(2 * (k / kBlockK) + 1);
+      matrix.outliers_.push_back({.begins = words.begins.data()});
+    }
   }
   // Large matrices start on a huge page, so that the operating system can back them with
   // huge pages. A walk over a panel then costs few TLB misses.
@@ -184,6 +196,7 @@ absl::Status PackedMatrix::PackPanel(const WeightPanel& panel, int64_t column, i
   }
   const MatrixView matrix = view();
   absl::Status status;
+  if (encoding_.has_outliers) PackOutliers(panel, column, k);
   VisitKind(kind_, [&]<class Kind>() {
     for (int i = 0; i < panel.outputs; ++i) {
       const int in_panel = static_cast<int>((column + i) / kPanelColumns);
@@ -209,6 +222,51 @@ absl::Status PackedMatrix::PackPanel(const WeightPanel& panel, int64_t column, i
   return status;
 }
 
+void PackedMatrix::PackOutliers(const WeightPanel& panel, int64_t column, int64_t k) {
+  // A word with the number of its half of a block, for each panel.
+  using Place = std::pair<size_t, uint32_t>;
+  std::map<int64_t, std::vector<Place>> added;
+  for (int i = 0; i < panel.outputs; ++i) {
+    const auto lane = static_cast<uint32_t>((column + i) % kPanelColumns);
+    for (int at = panel.begin; at < panel.end; ++at) {
+      const uint16_t value = panel.rows[i].outliers[at];
+      if ((value & 0x7FFF) == 0) continue;
+      const auto place = static_cast<uint32_t>(k + at - panel.begin);
+      added[(column + i) / kPanelColumns].emplace_back(
+          place / kBlockK * 2 + lane / 16,
+          uint32_t{value} << 16 | place % kBlockK * kPanelColumns | lane);
+    }
+  }
+  const auto before = [](uint32_t a, uint32_t b) { return (a & 0xFFFF) < (b & 0xFFFF); };
+  for (auto& [number, places] : added) {
+    std::ranges::sort(places, {}, &Place::first);
+    PanelWords& kept = panel_words_[number];
+    std::vector<uint32_t> words;
+    words.reserve(kept.words.size() + places.size());
+    auto next = places.begin();
+    uint32_t begin = 0;
+    for (size_t half = 0; half + 1 < kept.begins.size(); ++half) {
+      const uint32_t end = kept.begins[half + 1];
+      const size_t first = words.size();
+      words.insert(words.end(), kept.words.begin() + begin, kept.words.begin() + end);
+      for (; next != places.end() && next->first == half; ++next) words.push_back(next->second);
+      std::sort(words.begin() + static_cast<int64_t>(first), words.end(), before);
+      kept.begins[half + 1] = static_cast<uint32_t>(words.size());
+      begin = end;
+    }
+    kept.words = std::move(words);
+    outliers_[number].words = kept.words.data();
+  }
+}
+
+int64_t PackedMatrix::bytes() const {
+  int64_t bytes = bytes_;
+  for (const PanelWords& words : panel_words_) {
+    bytes += static_cast<int64_t>((words.begins.size() + words.words.size()) * sizeof(uint32_t));
+  }
+  return bytes;
+}
+
 void PackedMatrix::DequantizeColumn(int64_t column, absl::Span<float> out) const {
   ABSL_ASSERT(column >= 0 && column < columns_ && static_cast<int64_t>(out.size()) >= k_);
   const MatrixView matrix = view();
@@ -216,7 +274,14 @@ void PackedMatrix::DequantizeColumn(int64_t column, absl::Span<float> out) const
   const int lane = static_cast<int>(column % kPanelColumns);
   VisitKind(kind_, [&]<class Kind>() {
     for (int b = 0; b < matrix.blocks(); ++b) {
-      Kind::Decode(RecordOf<Kind>(matrix, panel, b), lane, out.data() + b * kBlockK);
+      float* const weights = out.data() + b * kBlockK;
+      Kind::Decode(RecordOf<Kind>(matrix, panel, b), lane, weights);
+      if constexpr (kHasOutliersOf<Kind>) {
+        matrix.ForEachOutlier(panel, b, lane / 16, 1, [&](uint32_t word) {
+          if (OutlierColumn(word) != lane) return;
+          weights[OutlierK(word)] += HalfToFloat(OutlierValue(word));
+        });
+      }
     }
   });
 }
@@ -233,7 +298,8 @@ MatrixView PackedMatrix::view() const {
           .super_bytes = super_bytes_,
           .first_record = first_record_,
           .block_supers = block_supers_.empty() ? nullptr : block_supers_.data(),
-          .activations = encoding_.activations};
+          .activations = encoding_.activations,
+          .outliers = outliers_.empty() ? nullptr : outliers_.data()};
 }
 
 }  // namespace flotilla::kernels

@@ -41,6 +41,17 @@ bool HasIntegerProduct(PackedKind kind);
 // Whether matmul_i8 does.
 bool HasInt8Product(PackedKind kind);
 
+// The outliers of a panel: in the order of blocks, of the halves of 16 columns, and of k, which is
+// that of the sums of a column. An outlier is a word: its value in fp16 in the upper half, and in
+// the lower one 32 times its k in the block, plus its column in the panel.
+struct PanelOutliers {
+  const uint32_t* begins = nullptr;  // [2 blocks + 1] of the halves of each block
+  const uint32_t* words = nullptr;
+};
+inline constexpr int OutlierK(uint32_t word) { return static_cast<int>(word >> 5 & 31); }
+inline constexpr int OutlierColumn(uint32_t word) { return static_cast<int>(word & 31); }
+inline constexpr uint16_t OutlierValue(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
+
 // The view of a PackedMatrix that kernels use: plain data, valid while the matrix lives.
 //
 // Splits cut K into consecutive ranges. Each range is summed by itself with its own
@@ -55,10 +66,12 @@ struct MatrixView {
   const std::byte* panels_begin = nullptr;
   int64_t panel_bytes = 0;
   int64_t record_bytes = 0;
-  int64_t super_bytes = 0;                // of one window (kSuperBytesOf)
-  int64_t first_record = 0;               // bytes from a panel's begin
-  const int32_t* block_supers = nullptr;  // [blocks] which of the panel's windows; null: none
-  ActivationScheme activations;           // of the encoding
+  int64_t super_bytes = 0;                  // of one window (kSuperBytesOf)
+  int64_t first_record = 0;                 // bytes from a panel's begin
+  const int32_t* block_supers = nullptr;    // [blocks] which of the panel's windows; null: none
+  ActivationScheme activations;             // of the encoding
+  const PanelOutliers* outliers = nullptr;  // [panels]; null: the kind has none
+  int first_block = 0;                      // that of `outliers` which is the first one here
 
   int panels() const { return (columns + kPanelColumns - 1) / kPanelColumns; }
   int blocks() const { return k / kBlockK; }
@@ -74,7 +87,18 @@ struct MatrixView {
     part.panels_begin += panel * panel_bytes;
     part.first_record += block * record_bytes;
     if (block_supers != nullptr) part.block_supers += block;
+    if (outliers != nullptr) part.outliers += panel;
+    part.first_block += block;
     return part;
+  }
+  // Calls visit(word) for the outliers in `halves` halves of a block, from `half` on, in their
+  // order.
+  template <class Visit>
+  FLOTILLA_INLINE void ForEachOutlier(int panel, int block, int half, int halves,
+                                      const Visit& visit) const {
+    const PanelOutliers& of = outliers[panel];
+    const uint32_t* const begin = of.begins + (first_block + block) * 2 + half;
+    for (uint32_t i = *begin; i < begin[halves]; ++i) visit(of.words[i]);
   }
 };
 
@@ -147,12 +171,18 @@ class PackedMatrix {
   int64_t columns() const { return columns_; }
   int64_t k() const { return k_; }
   absl::Span<const int32_t> split_ends() const { return split_ends_; }
-  int64_t bytes() const { return bytes_; }
+  // Those of the outliers, too, of which there are none before they are packed.
+  int64_t bytes() const;
+  // Those of the panels, without outliers.
+  int64_t panel_bytes() const { return bytes_; }
 
  private:
   struct Free {
     void operator()(std::byte* p) const;
   };
+
+  // Keeps the outliers of a panel of weights, whose elements begin at `k`.
+  void PackOutliers(const WeightPanel& panel, int64_t column, int64_t k);
 
   WeightEncoding encoding_;
   PackedKind kind_{};
@@ -166,6 +196,12 @@ class PackedMatrix {
   int64_t bytes_ = 0;
   std::vector<int32_t> split_ends_;
   std::unique_ptr<std::byte, Free> data_;
+  // What `outliers_` shows.
+  struct PanelWords {
+    std::vector<uint32_t> begins, words;
+  };
+  std::vector<PanelWords> panel_words_;  // [panels], or empty
+  std::vector<PanelOutliers> outliers_;  // the same
 };
 
 }  // namespace flotilla::kernels

@@ -25,8 +25,19 @@ float ScaleOf(const WeightEncoding& encoding, const WeightRow& row, int group) {
       return Bf16ToFloat(row.scales[group]);
     case WeightEncoding::Scales::kFp32:
       break;
+    case WeightEncoding::Scales::kCoded: {
+      const CodedScale& coded = row.coded_scales[group];
+      return HalfToFloat(coded.scale_step) *
+             (static_cast<float>(coded.scale_code) - HalfToFloat(coded.scale_zero));
+    }
   }
   return row.wide_scales[group];
+}
+
+// The zero of scales that are codes.
+float CodedZeroOf(const CodedScale& coded) {
+  return HalfToFloat(coded.zero_step) *
+         (static_cast<float>(coded.zero_code) - HalfToFloat(coded.zero_zero));
 }
 
 // What scales multiply.
@@ -44,6 +55,8 @@ float ValueOf(const WeightEncoding& encoding, int8_t code, int zero) {
 // At least the magnitude of what scales multiply, where they may be so large that it matters.
 float LargestValue(const WeightEncoding& encoding) {
   if (encoding.scales == WeightEncoding::Scales::kFp16) return 1;
+  // A scale is below 2^32, and so is a zero.
+  if (encoding.scales == WeightEncoding::Scales::kCoded) return 0x1p33f;
   switch (encoding.values) {
     case WeightEncoding::Values::kFp8:
       return 448;
@@ -56,9 +69,24 @@ float LargestValue(const WeightEncoding& encoding) {
   }
 }
 
+// Decodes codes with coded scales, and adds the outliers.
+void DecodeCoded(const WeightEncoding& encoding, const WeightRow& row, int begin, int end,
+                 float* out) {
+  for (int k = begin; k < end; ++k) {
+    const int group = k / encoding.scale_group;
+    const float zero = CodedZeroOf(row.coded_scales[group]);
+    const float dense = ScaleOf(encoding, row, group) * (static_cast<float>(row.codes[k]) - zero);
+    const bool has_outlier = (row.outliers[k] & 0x7FFF) != 0;
+    *out++ = has_outlier ? dense + HalfToFloat(row.outliers[k]) : dense;
+  }
+}
+
 // Decodes codes by the formula of weight_panel.h, kFactorGroup at a time.
 void DecodeCodes(const WeightEncoding& encoding, const WeightRow& row, int begin, int end,
                  float* out) {
+  if (encoding.scales == WeightEncoding::Scales::kCoded) {
+    return DecodeCoded(encoding, row, begin, end, out);
+  }
   for (int k = begin; k < end; k += kFactorGroup, out += kFactorGroup) {
     float scale = ScaleOf(encoding, row, k / encoding.scale_group);
     if (encoding.has_factors) scale *= static_cast<float>(row.factors[k / kFactorGroup]);
@@ -156,6 +184,11 @@ absl::Status CheckNumbers(const WeightEncoding& encoding, const WeightRow& row, 
     const float scale = ScaleOf(encoding, row, group);
     status.Update(check("scale", scale));
     status.Update(check("scale times the largest code", scale * largest));
+    if (encoding.scales != WeightEncoding::Scales::kCoded) continue;
+    status.Update(check("zero", CodedZeroOf(row.coded_scales[group])));
+  }
+  for (int k = begin; encoding.has_outliers && k < end; ++k) {
+    status.Update(check("outlier", HalfToFloat(row.outliers[k])));
   }
   for (int k = begin; encoding.has_minimums && k < end; k += kScaleGroup) {
     status.Update(check("minimum", HalfToFloat(row.minimums[k / kScaleGroup])));

@@ -42,18 +42,37 @@ struct ActivationScheme {
   bool operator==(const ActivationScheme&) const = default;
 };
 
+// The scale and the zero of a group, where they are codes themselves:
+//   scale = scale_step * (scale_code - scale_zero)  and
+//   zero = zero_step * (zero_code - zero_zero)  in fp32, step by step.
+// The codes have three bits. The others are fp16, and the same for the tile of kTileOutputs outputs
+// that the file has the weight in.
+inline constexpr int kTileOutputs = 16;
+struct CodedScale {
+  uint8_t scale_code;
+  uint8_t zero_code;
+  uint16_t scale_step;
+  uint16_t zero_step;
+  uint16_t scale_zero;
+  uint16_t zero_zero;
+
+  bool operator==(const CodedScale&) const = default;
+};
+
 // What the numbers of a panel mean: the weight itself, or codes. The weight of a code is
 //   scale * factor * (code - zero) + minimum * minimum factor  in fp32,
 // which rounds once: with fp16 and bf16 scales the products are exact and only the sum rounds, and
-// fp32 scales have no minimums. A part that the encoding does not have is left out. Weights of
-// equal encodings can be one matrix.
+// fp32 scales have no minimums. A part that the encoding does not have is left out. Scales that are
+// codes have zeros that need not be whole, and code - zero is rounded, too. Outliers are added
+// then, and the sum is rounded. Weights of equal encodings can be one matrix.
 struct WeightEncoding {
   enum class Numbers : uint8_t { kFp32, kFp16, kBf16, kCodes };
   // The codes that there may be: all from low to high, or those of a table (ValuesOf). Of kFp8 the
   // codes are the bytes of FP8 (E4M3), and of kNf4 the places in kNf4Values; there the value takes
   // the place of the code.
   enum class Values : uint8_t { kAll, kIq4, kFp4, kFp8, kNf4 };
-  enum class Scales : uint8_t { kFp16, kBf16, kFp32 };
+  // kCoded: scales and zeros are CodedScale.
+  enum class Scales : uint8_t { kFp16, kBf16, kFp32, kCoded };
 
   Numbers numbers = Numbers::kFp32;
   // What follows is about codes.
@@ -68,6 +87,7 @@ struct WeightEncoding {
   bool has_factors = false;
   bool has_minimums = false;
   bool has_minimum_factors = false;
+  bool has_outliers = false;
   // Of groups whose k are anywhere: their number, and a hash of the group of each k, so that
   // matrices of equal encodings have the same groups.
   int32_t groups = 0;
@@ -154,6 +174,8 @@ struct WeightRow {
   uint16_t minimums[kPanelWindow / kScaleGroup];   // fp16
   int8_t factors[kPanelWindow / kFactorGroup];
   int8_t minimum_factors[kPanelWindow / kFactorGroup];
+  CodedScale coded_scales[kPanelWindow];  // [256 / scale_group] in place of scales and zeros
+  uint16_t outliers[kPanelWindow];        // of each k, fp16; 0: none
 };
 
 struct WeightPanel {

@@ -85,6 +85,29 @@ FLOTILLA_INLINE void StoreTile(const Args& args, int row, int column,
   }
 }
 
+// Adds the outliers of the blocks [begin, end) to the sums of R rows x H halves of a panel. They are
+// few, so they are multiplied one by one.
+template <class S, int R, int H>
+FLOTILLA_INLINE void AddOutliers(const MatrixView& w, int panel, int half, int begin, int end,
+                                 const int16_t* const (&x)[R], TileSums<S, R * H>& acc) {
+  alignas(64) float sums[R * H * 16];
+  FLOTILLA_UNROLL
+  for (int i = 0; i < R * H; ++i) S::Store(sums + i * 16, acc.Get(i));
+  for (int block = begin; block < end; ++block) {
+    w.ForEachOutlier(panel, block, half, H, [&](uint32_t word) FLOTILLA_INLINE_LAMBDA {
+      const float outlier = S::HalfToFloat(OutlierValue(word));
+      const int k = block * kBlockK + OutlierK(word), column = OutlierColumn(word) - half * 16;
+      FLOTILLA_UNROLL
+      for (int r = 0; r < R; ++r) {
+        float& sum = sums[r * H * 16 + column];
+        sum = __builtin_fmaf(outlier, static_cast<float>(x[r][k]), sum);
+      }
+    });
+  }
+  FLOTILLA_UNROLL
+  for (int i = 0; i < R * H; ++i) acc.Set(i, S::Load(sums + i * 16));
+}
+
 // Computes R rows x H halves of one panel, K in full. The function is kept out of line so
 // that every tile shape gets the whole register file.
 template <class S, class Kind, int R, int H>
@@ -103,10 +126,12 @@ __attribute__((noinline)) void I16Tile(const MatMulI16Args& args, int panel, int
   int block = 0;
   for (int split = 0; split < w.split_count; ++split) {
     TileSums<S, R * H> acc;
+    const int begin = block;
     for (const int end = w.split_ends[split] / kBlockK; block < end; ++block) {
       const BlockRows<R> rows{x, sums, w.k / kActivationGroup, block};
       Kind::template AddBlock<S, R, H>(records.Next(), half, rows, acc);
     }
+    if constexpr (kHasOutliersOf<Kind>) AddOutliers<S, R, H>(w, panel, half, begin, block, x, acc);
     FLOTILLA_UNROLL
     for (int r = 0; r < R; ++r) {
       const F scale = S::Set1(scales[r * w.split_count + split]);
@@ -375,6 +400,12 @@ void F32Group(const MatMulF32Args& args, int panel, int row, int rows) {
         for (int b = 0; b < count; ++b) {
           Kind::template DecodeRecord<S>(RecordOf<Kind>(w, panel, block + b),
                                          chunk + b * kBlockK * kPanelColumns);
+          if constexpr (kHasOutliersOf<Kind>) {
+            w.ForEachOutlier(panel, block + b, 0, 2, [&](uint32_t word) FLOTILLA_INLINE_LAMBDA {
+              chunk[b * kBlockK * kPanelColumns + (word & 0xFFFF)] +=
+                  S::HalfToFloat(OutlierValue(word));
+            });
+          }
         }
         F32Rows<S, Floats, S::kF32Rows>(reinterpret_cast<const std::byte*>(chunk), from,
                                         args.x_stride, rows, count * kBlockK, acc);

@@ -202,10 +202,17 @@ struct Avx2 {
     const auto* q = static_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
   }
+  static FLOTILLA_INLINE float HalfToFloat(uint16_t x) { return _cvtsh_ss(x); }
   static FLOTILLA_INLINE F LoadUint8(const void* p) {
     const auto half = [](const void* q) {
       const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(q));
       return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    };
+    return {half(p), half(static_cast<const char*>(p) + 8)};
+  }
+  static FLOTILLA_INLINE I ILoadUint8(const void* p) {
+    const auto half = [](const void* q) {
+      return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(q)));
     };
     return {half(p), half(static_cast<const char*>(p) + 8)};
   }
@@ -285,6 +292,10 @@ struct Avx2 {
   };
   static FLOTILLA_INLINE FloatTable LoadFloatTable(const float (&values)[16]) {
     return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
+  }
+  static FLOTILLA_INLINE FloatTable HalfTable(const void* p) {
+    const F halves = LoadHalf(p);
+    return {halves.a, halves.b};
   }
   static FLOTILLA_INLINE F FloatEntry(I places, const FloatTable& table) {
     return {FloatEntry1(places.a, table), FloatEntry1(places.b, table)};

@@ -21,7 +21,7 @@ struct Avx512 {
   static constexpr int kDotSums = 8;        // vpdpwssd takes five clocks, two begin in each
   static constexpr int kRegisterSums = 12;  // beside as many dot products
   static constexpr int kF32Rows = 8;
-  static constexpr int kHalves = 2;  // 16-column halves of a panel per tile
+  static constexpr int kHalves = 2;        // 16-column halves of a panel per tile
   static constexpr int kAttentionRows = 6;
   static constexpr int AttentionVectors(int) { return 4; }
 
@@ -119,10 +119,15 @@ struct Avx512 {
   static FLOTILLA_INLINE F LoadHalf(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
+  // One half.
+  static FLOTILLA_INLINE float HalfToFloat(uint16_t x) { return _cvtsh_ss(x); }
   // 16 bytes to fp32: whole numbers from 0 to 255, and FP8 (E4M3) / 256.
   static FLOTILLA_INLINE F LoadUint8(const void* p) {
     const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+  }
+  static FLOTILLA_INLINE I ILoadUint8(const void* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   }
   static FLOTILLA_INLINE F LoadFp8(const void* p) {
     const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -189,6 +194,8 @@ struct Avx512 {
   static FLOTILLA_INLINE FloatTable LoadFloatTable(const float (&values)[16]) {
     return _mm512_loadu_ps(values);
   }
+  // The same of sixteen halves.
+  static FLOTILLA_INLINE FloatTable HalfTable(const void* p) { return LoadHalf(p); }
   static FLOTILLA_INLINE F FloatEntry(I places, FloatTable table) {
     return _mm512_permutexvar_ps(places, table);
   }

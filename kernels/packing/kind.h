@@ -17,6 +17,9 @@
 // kPanelWindow if the kind does not say. With kHasTable there is no window: it has kSuperBytes of
 // zeros and then as much for each group of the encoding, and a SuperRecord has all of them.
 //
+// Weights may have outliers, numbers that are added to those of the kind (kHasOutliers). A
+// PackedMatrix keeps them beside the records, and the functions of the kind do not see them.
+//
 // Where there is no product with integers, a kind may give its weights to the product of a few rows
 // without a copy (kStreams):
 //
@@ -97,6 +100,11 @@ template <class Kind>
 inline constexpr bool kHasInt8ProductOf = false;
 template <class Kind>
 requires(Kind::kHasInt8Product) inline constexpr bool kHasInt8ProductOf<Kind> = true;
+
+template <class Kind>
+inline constexpr bool kHasOutliersOf = false;
+template <class Kind>
+requires(Kind::kHasOutliers) inline constexpr bool kHasOutliersOf<Kind> = true;
 
 template <class Kind>
 concept StreamsWeights = Kind::kStreams;

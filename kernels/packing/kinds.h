@@ -24,6 +24,8 @@
 #include "kernels/packing/nvfp4.h"
 #include "kernels/packing/nvfp4_f32.h"
 #include "kernels/packing/six.h"
+#include "kernels/packing/spqr.h"
+#include "kernels/packing/spqr_ordered.h"
 #include "kernels/packing/three_k.h"
 #include "kernels/packing/three_zero.h"
 #include "kernels/packing/two_k.h"
@@ -59,6 +61,8 @@ using Kinds = KindList<  //
     BytesOrdered,        //
     Nf4,                 //
     Fp8,                 //
+    Spqr,                //
+    SpqrOrdered,         //
     Floats,              //
     Bf16,                //
     Fp16>;

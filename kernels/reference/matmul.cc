@@ -17,6 +17,15 @@ float SplitTree(float* partials, int count) {
   return partials[0];
 }
 
+// Calls visit(k of the block, outlier) for the outliers of a column in a block, in the order of k.
+template <typename Visit>
+void ForEachOutlier(const MatrixView& w, int column, int block, const Visit& visit) {
+  const int lane = column % kPanelColumns;
+  w.ForEachOutlier(column / kPanelColumns, block, lane / 16, 1, [&](uint32_t word) {
+    if (OutlierColumn(word) == lane) visit(OutlierK(word), HalfToFloat(OutlierValue(word)));
+  });
+}
+
 template <class Kind>
 float ProductI16(const MatMulI16Args& args, int row, int column) {
   const MatrixView& w = args.weights;
@@ -27,9 +36,15 @@ float ProductI16(const MatMulI16Args& args, int row, int column) {
   int k = 0;
   for (int split = 0; split < w.split_count; ++split) {
     float acc = 0;
+    const int begin = k / kBlockK;
     for (; k < w.split_ends[split]; k += kBlockK) {
       const auto record = RecordOf<Kind>(w, column / kPanelColumns, k / kBlockK);
       acc = Kind::AddBlock(record, column % kPanelColumns, x + k, sums + k / kSumSpan, acc);
+    }
+    for (int block = begin; kHasOutliersOf<Kind> && block < k / kBlockK; ++block) {
+      ForEachOutlier(w, column, block, [&](int i, float outlier) {
+        acc = std::fma(outlier, static_cast<float>(x[block * kBlockK + i]), acc);
+      });
     }
     partials[split] = scales[split] * acc;
   }
@@ -69,6 +84,10 @@ float ProductF32(const MatMulF32Args& args, int row, int column) {
       float weights[kBlockK];
       const auto record = RecordOf<Kind>(w, column / kPanelColumns, k / kBlockK);
       Kind::Decode(record, column % kPanelColumns, weights);
+      if constexpr (kHasOutliersOf<Kind>) {
+        ForEachOutlier(w, column, k / kBlockK,
+                       [&](int i, float outlier) { weights[i] += outlier; });
+      }
       for (int i = 0; i < kBlockK; ++i) acc = std::fma(x[k + i], weights[i], acc);
     }
     partials[split] = acc;

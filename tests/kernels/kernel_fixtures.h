@@ -40,6 +40,7 @@ struct RandomWeights {
       : encoding(weight_encoding), columns(column_count), k(depth) {
     rows.resize(static_cast<size_t>(columns) * windows());
     for (WeightRow& row : rows) Fill(random, row);
+    if (encoding.scales == WeightEncoding::Scales::kCoded) PutInTiles();
     if (encoding.groups > 0) PutInGroups(random);
     if (encoding.activations.kind != ActivationScheme::Kind::kNone) {
       for (int c = 0; c < columns; ++c) {
@@ -102,6 +103,22 @@ struct RandomWeights {
     std::fill(std::begin(row.zeros), std::end(row.zeros), first.zeros[0]);
   }
 
+  // Gives the columns of a tile of the file, in which the first one here is number 3, its numbers.
+  void PutInTiles() {
+    const auto tile = [](int column) { return (column + 3) / kTileOutputs; };
+    for (int c = 1; c < columns; ++c) {
+      if (tile(c) != tile(c - 1)) continue;
+      for (int i = 0; i < k; i += kPanelWindow) {
+        for (int group = 0; group < kPanelWindow; ++group) {
+          const CodedScale& above = row(c - 1, i).coded_scales[group];
+          CodedScale& own = rows[index(c, i)].coded_scales[group];
+          own = {own.scale_code,  own.zero_code,    above.scale_step,
+                 above.zero_step, above.scale_zero, above.zero_zero};
+        }
+      }
+    }
+  }
+
   // Gives each k a group, and each column a scale and a zero for each group.
   void PutInGroups(testing::Random& random) {
     std::vector<uint16_t> order(static_cast<size_t>(windows()) * kPanelWindow);
@@ -115,6 +132,7 @@ struct RandomWeights {
         row.groups[at] = order[i];
         row.scales[at] = first.scales[order[i]];
         row.zeros[at] = first.zeros[order[i]];
+        row.coded_scales[at] = first.coded_scales[order[i]];
       }
     }
   }
@@ -129,6 +147,25 @@ struct RandomWeights {
         return static_cast<int8_t>(random.Int(0, 0x7E) | random.Int(0, 1) << 7);
       default:
         return ValuesOf(encoding.values)[random.Int(0, 15)];
+    }
+  }
+
+  // Scales and zeros that are codes, and about one outlier in 100 weights.
+  static void FillCoded(testing::Random& random, WeightRow& row) {
+    const auto code = [&] { return static_cast<uint8_t>(random.Int(0, 7)); };
+    const auto half = [&](float least, float span) {
+      return FloatToHalf(least + span * (random.Unit() + 1) / 2);
+    };
+    for (CodedScale& scale : row.coded_scales) {
+      scale = {.scale_code = code(),
+               .zero_code = code(),
+               .scale_step = half(0.001f, 0.02f),
+               .zero_step = half(-0.2f, 1),
+               .scale_zero = half(-8, 8),
+               .zero_zero = half(-4, 8)};
+    }
+    for (uint16_t& outlier : row.outliers) {
+      outlier = random.Int(0, 99) == 0 ? RandomHalf(random) : uint16_t{0};
     }
   }
 
@@ -164,6 +201,7 @@ struct RandomWeights {
     }
     for (uint16_t& minimum : row.minimums) minimum = RandomHalf(random);
     for (int8_t& factor : row.factors) factor = static_cast<int8_t>(random.Int(-128, 127));
+    if (encoding.scales == WeightEncoding::Scales::kCoded) FillCoded(random, row);
     // A format with factors has one scale for the whole window.
     if (encoding.has_factors) {
       std::fill(std::begin(row.scales), std::end(row.scales), row.scales[0]);
@@ -246,6 +284,17 @@ inline std::vector<Format> AllFormats() {
                      .scale_group = kFactorGroup,
                      .low = -12,
                      .high = 12});
+  for (const bool ordered : {false, true}) {
+    add(ordered ? "spqr_ordered" : "spqr",
+        {.numbers = kCodes,
+         .scales = Scales::kCoded,
+         .scale_group = static_cast<uint8_t>(ordered ? 1 : kFactorGroup),
+         .low = 0,
+         .high = 7,
+         .has_outliers = true,
+         .groups = ordered ? 7 : 0,
+         .order = ordered ? uint64_t{1} : 0});
+  }
   add("nf4", {.numbers = kCodes, .values = Values::kNf4, .scales = Scales::kFp32});
   add("fp8", {.numbers = kCodes,
               .values = Values::kFp8,

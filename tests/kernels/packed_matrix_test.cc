@@ -65,6 +65,53 @@ TEST(PackedMatrixTest, TakesTheBytesOfItsKind) {
   EXPECT_EQ(bits("int8_ordered_bf16"), 8.5 + 32.0 * (1 + 7) / 256);
 }
 
+// Outliers take 32 bits each, and 64 for each record that say where they are.
+TEST(PackedMatrixTest, TakesTheBytesOfItsOutliers) {
+  testing::Random random(4);
+  for (const auto& [name, bits] :
+       {std::pair{"spqr", 4.5}, {"spqr_ordered", 4.5 + 64.0 * (1 + 7) / 256}}) {
+    const RandomWeights weights(random, FormatNamed(name).encoding, 64, 256);
+    const PackedMatrix matrix = Pack(weights);
+    EXPECT_EQ(8.0 * static_cast<double>(matrix.panel_bytes()) / (64 * 256), bits);
+    EXPECT_EQ(*PackedBits(weights.encoding, 256), bits + 64.0 / 1024);
+    int64_t outliers = 0;
+    for (const WeightRow& row : weights.rows) {
+      outliers += std::count_if(std::begin(row.outliers), std::end(row.outliers),
+                                [](uint16_t outlier) { return outlier != 0; });
+    }
+    EXPECT_GT(outliers, 100);
+    constexpr int kBegins = 2 * (2 * 8 + 1);  // of two panels
+    EXPECT_EQ(matrix.bytes(), matrix.panel_bytes() + (kBegins + outliers) * 4);
+  }
+}
+
+// A panel may have columns of eight tiles. A ninth is refused, and columns that are not packed stay
+// zero.
+TEST(PackedMatrixTest, TilesOfOneRecord) {
+  testing::Random random(6);
+  const RandomWeights weights(random, FormatNamed("spqr").encoding, 9 * kTileOutputs, 32);
+  auto matrix = PackedMatrix::Create(weights.encoding, 32, 32);
+  ASSERT_TRUE(matrix.ok()) << matrix.status();
+  const auto panel = std::make_unique<WeightPanel>();
+  panel->encoding = weights.encoding;
+  panel->outputs = 1;
+  panel->begin = 0;
+  panel->end = 32;
+  float column[32];
+  for (int tile = 0; tile < 9; ++tile) {
+    panel->rows[0] = weights.row(tile * kTileOutputs, 0);
+    EXPECT_EQ(matrix->PackPanel(*panel, tile * 3, 0).ok(), tile < 8) << tile;
+  }
+  for (int c = 0; c < 32; ++c) {
+    const bool packed = c % 3 == 0 && c < 24;
+    matrix->DequantizeColumn(c, column);
+    for (int i = 0; i < 32; ++i) {
+      if (c == 24) continue;  // it was refused
+      EXPECT_EQ(column[i], packed ? static_cast<float>(weights.At(c / 3 * kTileOutputs, i)) : 0.0f);
+    }
+  }
+}
+
 TEST(PackedMatrixTest, DequantizesExactlyAsTheEncodingSays) {
   testing::Random random(11);
   for (const Format& format : AllFormats()) {
@@ -240,8 +287,14 @@ TEST(PackedMatrixTest, PackingInPiecesEqualsPackingAtOnce) {
       }
     }
     ASSERT_EQ(whole.bytes(), pieces->bytes());
-    EXPECT_EQ(0,
-              std::memcmp(whole.view().panels_begin, pieces->view().panels_begin, whole.bytes()));
+    EXPECT_EQ(0, std::memcmp(whole.view().panels_begin, pieces->view().panels_begin,
+                             whole.panel_bytes()));
+    std::vector<float> expected(weights.k), column(weights.k);
+    for (int c = 0; c < weights.columns; ++c) {
+      whole.DequantizeColumn(c, absl::MakeSpan(expected));
+      pieces->DequantizeColumn(c, absl::MakeSpan(column));
+      ASSERT_EQ(expected, column);
+    }
   }
 }
 

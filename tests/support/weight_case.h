@@ -45,6 +45,19 @@ inline WeightCase ReadWeightCase(model::GgmlType type) {
   return result;
 }
 
+// Weight k of a window whose scale is a code: that of its definition, which is in fp32.
+inline float CodedWeightOf(const WeightEncoding& encoding, const WeightRow& row, int k) {
+  const CodedScale& coded = row.coded_scales[k / encoding.scale_group];
+  const auto times = [](uint16_t step, int code, uint16_t zero) {
+    const float difference = static_cast<float>(code) - model::HalfToFloat(zero);
+    return model::HalfToFloat(step) * difference;
+  };
+  const float scale = times(coded.scale_step, coded.scale_code, coded.scale_zero);
+  const float zero = times(coded.zero_step, coded.zero_code, coded.zero_zero);
+  const float dense = scale * (static_cast<float>(row.codes[k]) - zero);
+  return dense + model::HalfToFloat(row.outliers[k]);
+}
+
 // Weight k of a window by the definition of weight_panel.h. It is exact; the weight is its fp32.
 inline double WeightOf(const WeightEncoding& encoding, const WeightRow& row, int k) {
   const auto at = [&](auto number) {
@@ -61,6 +74,7 @@ inline double WeightOf(const WeightEncoding& encoding, const WeightRow& row, int
     case WeightEncoding::Numbers::kCodes:
       break;
   }
+  if (encoding.scales == WeightEncoding::Scales::kCoded) return CodedWeightOf(encoding, row, k);
   const int group = k / encoding.scale_group;
   const uint16_t scale = row.scales[group];
   double weight = row.codes[k] - (encoding.has_zeros ? row.zeros[group] : 0);

@@ -86,7 +86,7 @@ absl::Status DeviceWeights::LoadOne(const Listed& listed, ThreadPool& pool,
   if (!packed.ok()) return packed.status();
   if (absl::Status status = packer.Pack(pool, progress); !status.ok()) return status;
   const kernels::MatrixView view = (*packed)->view();
-  const auto panels = Copy(view.panels_begin, static_cast<std::size_t>((*packed)->bytes()));
+  const auto panels = Copy(view.panels_begin, static_cast<std::size_t>((*packed)->panel_bytes()));
   if (!panels.ok()) return panels.status();
   const auto ends = Copy(reinterpret_cast<const std::byte*>(view.split_ends),
                          static_cast<std::size_t>(view.split_count) * sizeof *view.split_ends);

@@ -47,7 +47,6 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
   auto created = PackedMatrix::Create(encoding, columns, k, split_ends, file_blocks);
   if (!created.ok()) return created.status();
   PackedMatrix& matrix = matrices_.emplace_back(*std::move(created));
-  bytes_ += matrix.bytes();
 
   if (sources.size() > 1) {  // parts may share a panel, so they are one item
     items_.push_back({&matrix, std::move(sources), std::move(segments)});
@@ -102,6 +101,12 @@ uint64_t WeightPacker::FileBytes(const Item& item, const Source& source, int64_t
   const uint64_t inputs = tensor.dims[source.part.transposed ? 1 : 0];
   return tensor.bytes() / std::max<uint64_t>(1, outputs) * static_cast<uint64_t>(rows) * elements /
          std::max<uint64_t>(1, inputs);
+}
+
+int64_t WeightPacker::bytes() const {
+  int64_t bytes = 0;
+  for (const PackedMatrix& matrix : matrices_) bytes += matrix.bytes();
+  return bytes;
 }
 
 uint64_t WeightPacker::file_bytes() const {

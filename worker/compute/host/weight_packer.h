@@ -41,7 +41,7 @@ class WeightPacker {
   // `progress`, which may be null, gets the bytes of the file that are read.
   absl::Status Pack(ThreadPool& pool, LoadProgress* progress = nullptr);
 
-  std::int64_t bytes() const { return bytes_; }  // of all matrices
+  std::int64_t bytes() const;  // of all matrices
   // Those of the file that Pack will read.
   std::uint64_t file_bytes() const;
 
@@ -67,7 +67,6 @@ class WeightPacker {
 
   std::deque<kernels::PackedMatrix> matrices_;
   std::vector<Item> items_;
-  std::int64_t bytes_ = 0;
 };
 
 }  // namespace flotilla::worker
