@@ -142,6 +142,10 @@ double PackedBytes(const model::Checkpoint& file) {
         kernels::PackedBits(model::EncodingOf(tensor), static_cast<std::int64_t>(tensor.dims[0]));
     if (tensor.rank < 2 || !model::IsDecodable(tensor) || !bits.ok()) continue;
     bytes += static_cast<double>(tensor.elements()) * *bits / 8;
+    if (tensor.composite == nullptr) continue;
+    const double share = static_cast<double>(tensor.elements() / tensor.dims[0]) /
+                         static_cast<double>(tensor.composite->rows());
+    bytes += 4 * share * static_cast<double>(tensor.composite->outliers());
   }
   return bytes;
 }

@@ -48,9 +48,9 @@ struct PanelOutliers {
   const uint32_t* begins = nullptr;  // [2 blocks + 1] of the halves of each block
   const uint32_t* words = nullptr;
 };
-inline constexpr int OutlierK(uint32_t word) { return static_cast<int>(word >> 5 & 31); }
-inline constexpr int OutlierColumn(uint32_t word) { return static_cast<int>(word & 31); }
-inline constexpr uint16_t OutlierValue(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
+FLOTILLA_INLINE int OutlierK(uint32_t word) { return static_cast<int>(word >> 5 & 31); }
+FLOTILLA_INLINE int OutlierColumn(uint32_t word) { return static_cast<int>(word & 31); }
+FLOTILLA_INLINE uint16_t OutlierValue(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
 
 // The view of a PackedMatrix that kernels use: plain data, valid while the matrix lives.
 //

@@ -27,6 +27,8 @@ class CompositeTensor {
   virtual int64_t rows() const = 0;
   // The bytes of the file that it is made of.
   virtual std::span<const std::span<const std::byte>> parts() const = 0;
+  // The number of weights, of all rows, that have outliers.
+  virtual int64_t outliers() const { return 0; }
   // Reads the elements from k_begin to k_end of a row, which are whole groups of kScaleGroup in one
   // window. The row and the elements must be there.
   virtual void Read(int64_t row, int64_t k_begin, int64_t k_end, WeightRow& out) const = 0;

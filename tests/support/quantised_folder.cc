@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -101,6 +102,54 @@ void PutShape(LayerWriter& layer) {
                            [&](Random&) { return std::exchange(next, layer.inputs); });
 }
 
+// Words of three-bit codes by chance, with the numbers that the words of a tile have in common, and
+// an outlier in each hundred weights.
+void WriteSpqr(LayerWriter& layer, bool ordered) {
+  Random numbers(layer.rows * layer.inputs);
+  const auto near = [&](double middle, double share) {
+    return std::uint64_t{
+        model::FloatToHalf(static_cast<float>(middle * (1 + share * numbers.Unit())))};
+  };
+  // Scales are about 7.5 steps, and codes less their zero have a deviation of about 2.5.
+  const double step = 1 / (7.5 * 2.5 * std::sqrt(static_cast<double>(layer.inputs)));
+  std::uint64_t at = 0, common = 0;
+  layer.Put<std::uint64_t>(
+      ".dense_weights", "I64", {layer.rows * layer.inputs / 16}, [&](Random& random) {
+        const std::uint64_t row = at++ % 16;
+        if (row == 0) {
+          common =
+              near(step, 0.5) | near(0.4, 0.2) << 16 | near(-4, 0.5) << 32 | near(-5, 0.3) << 48;
+        }
+        return random.Next() >> 10 | (common >> row / 2 * 8 & 0xFF) << 54;
+      });
+  std::vector<std::uint32_t> offsets = {0}, outliers;
+  for (std::uint64_t row = 0; row < layer.rows; ++row) {
+    for (std::uint64_t column = 0; column < layer.inputs; ++column) {
+      if (numbers.Below(100) != 0) continue;
+      outliers.push_back(static_cast<std::uint32_t>(near(12 * step, 2) << 16 | column));
+    }
+    offsets.push_back(static_cast<std::uint32_t>(outliers.size()));
+  }
+  const auto put = [&](std::string_view suffix, const std::vector<std::uint32_t>& list) {
+    std::size_t next = 0;
+    layer.Put<std::uint32_t>(suffix, "I32", {list.size()}, [&](Random&) { return list[next++]; });
+  };
+  put(".row_offsets", offsets);
+  put(".col_vals", outliers);
+  std::vector<std::uint32_t> order;
+  if (ordered) {
+    // The same for all layers with the same inputs; but not for V.
+    Random same(layer.inputs + (layer.name().ends_with("v_proj") ? 1 : 0));
+    std::vector<std::uint32_t> all(layer.inputs);
+    std::iota(all.begin(), all.end(), 0);
+    for (std::size_t i = all.size(); i > 1; --i) {
+      std::swap(all[i - 1], all[same.Below(static_cast<std::uint32_t>(i))]);
+    }
+    for (std::size_t i = 0; i < all.size(); i += 2) order.push_back(all[i] | all[i + 1] << 16);
+  }
+  put(".in_perm", order);
+}
+
 struct Format {
   const char* name;
   const char* method;
@@ -152,6 +201,8 @@ const Format kFormats[] = {
        layer.Bits(".qzeros", "I32", {groups, layer.rows / 8});
        layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation4);
      }},
+    {"spqr", "spqr", [](LayerWriter& layer) { WriteSpqr(layer, /*ordered=*/false); }},
+    {"spqr_order", "spqr", [](LayerWriter& layer) { WriteSpqr(layer, /*ordered=*/true); }},
     {"fp8_blocks", "fp8",
      [](LayerWriter& layer) {
        layer.Put<std::uint8_t>(".weight", "F8_E4M3", {layer.rows, layer.inputs}, Fp8Below2);
@@ -252,6 +303,9 @@ Json QuantizationConfig(std::string_view method) {
   if (method == "gptq") return {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", kGroup}};
   if (method == "awq") return {{"quant_method", "awq"}, {"bits", 4}, {"group_size", kGroup}};
   if (method == "fp8") return {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  if (method == "spqr") {
+    return {{"quant_method", "spqr"}, {"bits", 3}, {"beta1", 16}, {"beta2", 16}};
+  }
   if (method == "bitsandbytes") return {{"quant_method", "bitsandbytes"}};
   const auto group = [](int bits) -> Json {
     return {{"weights", {{"num_bits", bits}, {"group_size", kGroup}}}};
@@ -305,6 +359,7 @@ std::vector<QuantisedLayers> AllQuantisedLayers() {
           {"awq", {"awq"}},
           {"fp8", {"fp8_blocks"}},
           {"bitsandbytes", {"nf4", "int8_rows"}},
+          {"spqr", {"spqr", "spqr_order"}},
           {"compressed_tensors", {"w4", "w8_zero", "int8", "w2_zero"}},
           {"compressed_tensors_float", {"fp8", "nvfp4", "mxfp4"}}};
 }

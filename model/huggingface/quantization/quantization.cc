@@ -9,12 +9,12 @@ namespace flotilla::model {
 
 // The rows: each is a file of this folder.
 extern const QuantizationMethod kAwqMethod, kBitsAndBytesMethod, kCompressedTensorsMethod,
-    kFp8Method, kGptqMethod, kMxfp4Method;
+    kFp8Method, kGptqMethod, kMxfp4Method, kSpqrMethod;
 
 absl::StatusOr<Quantization> FindQuantization(const Json& config) {
   static constexpr const QuantizationMethod* kAll[] = {
-      &kAwqMethod, &kBitsAndBytesMethod, &kCompressedTensorsMethod,
-      &kFp8Method, &kGptqMethod,         &kMxfp4Method};
+      &kAwqMethod,   &kBitsAndBytesMethod, &kCompressedTensorsMethod, &kFp8Method, &kGptqMethod,
+      &kMxfp4Method, &kSpqrMethod};
   constexpr std::string_view kKey = "quantization_config";
   const Json* settings = Member(&config, kKey);
   if (settings == nullptr) settings = Member(Member(&config, "text_config"), kKey);

@@ -14,7 +14,8 @@ cases.json:
 All arrays are row-major and little-endian. A weight is float32(scale) * float32(code - zero), or
 float32(scale) * float32(table value), and is rounded once. The codes, zero points and scales are
 those that the library gives back from what it wrote. Where a library also gives weights back, the
-script asserts that ours are within one unit in the last place of them, in their type.
+script asserts that ours are within one unit in the last place of them, in their type. SpQR adds
+outliers, and its codes are without zero points, which are no integers.
 
 A scale is per row and group of inputs, except that fp8 blocks have a grid of scales, that tensors
 with one scale have one, and that bitsandbytes has a scale per block of the flattened matrix. NVFP4
@@ -571,6 +572,80 @@ def bitsandbytes():
 
 
 # Each family has the prefix of the names of its cases.
+# ---- SpQR ---------------------------------------------------------------------------------------
+
+# The columns are: name, rows, inputs, whether inputs have an order, and the share of outliers.
+SPQR = [
+    ("64x96", 64, 96, False, 0.01),
+    # The last tile of 16 x 16 has 8 rows. spqr-quant leaves half of what it has in common zero.
+    ("40x288", 40, 288, False, 0.03),
+    ("64x320_order", 64, 320, True, 0.01),
+    ("32x80", 32, 80, False, 0.02),
+    ("16x64_no_outliers", 16, 64, False, 0),
+]
+
+
+def spqr():
+    """Packs as spqr-quant 0.2 does (tensor_compress_interleaved), which needs a GPU to be run.
+
+    A scale is step * (code - zero) in fp32, and so is a zero. A weight is then
+    scale * (code - zero) + outlier in fp32, rounded after each step.
+    """
+    single = numpy.float32
+    for short, rows, inputs, ordered, share in SPQR:
+        name = "spqr_" + short
+        draw = random(name)
+        tall, wide = -(-rows // 16), inputs // 16
+        codes = draw.integers(0, 8, (rows, inputs))
+        firsts = draw.integers(0, 8, (2, rows, wide))  # These are the codes of scales and zeros.
+        steps = draw.uniform([[[0.001]], [[-0.5]]], [[[0.004]], [[0.5]]], (2, tall, wide))
+        middles = draw.uniform([[[-8]], [[-4]]], [[[0]], [[8]]], (2, tall, wide))
+        numbers = numpy.stack([*steps, *middles], -1).astype(numpy.float16)  # [tall, wide, 4]
+        whole = numbers.view(numpy.uint64)[..., 0]
+
+        words = numpy.zeros((tall, wide, 16), numpy.uint64)
+        seen = numpy.zeros((tall, wide), numpy.uint64)
+        for row in range(rows):
+            tile, place = divmod(row, 16)
+            word = (firsts[0, row] | firsts[1, row] << 3).astype(numpy.uint64)
+            for j in range(16):
+                word |= codes[row, j::16].astype(numpy.uint64) << numpy.uint64(6 + 3 * j)
+            shift = numpy.uint64(place // 2 * 8)
+            byte = whole[tile] >> shift & numpy.uint64(255)
+            words[tile, :, place] = word | byte << numpy.uint64(54)
+            seen[tile] |= byte << shift
+        numbers = seen[..., None].view(numpy.float16).astype(single).repeat(16, 0)[:rows]
+        scales = numbers[..., 0] * (firsts[0].astype(single) - numbers[..., 2])
+        zeros = numbers[..., 1] * (firsts[1].astype(single) - numbers[..., 3])
+        dense = scales.repeat(16, 1) * (codes.astype(single) - zeros.repeat(16, 1))
+
+        outliers = numpy.zeros((rows, inputs), numpy.float16)
+        places = draw.permutation(rows * inputs)[:round(share * rows * inputs)]
+        outliers.flat[places] = draw.uniform(-0.5, 0.5, places.size)
+        at = numpy.nonzero(outliers)
+        col_vals = outliers[at].view(numpy.uint16).astype(numpy.uint32) << 16
+        col_vals = (col_vals | at[1].astype(numpy.uint32)).view(numpy.int32)
+        offsets = numpy.searchsorted(at[0], numpy.arange(rows + 1)).astype(numpy.int32)
+        weights = dense + outliers.astype(single)
+
+        order = numpy.arange(inputs)
+        if ordered:
+            order = draw.permutation(inputs)
+        back = numpy.argsort(order)
+        tensors = {
+            "dense_weights": words.view(numpy.int64).reshape(-1), "row_offsets": offsets,
+            # An empty list of spqr-quant is one of floats.
+            "col_vals": col_vals if share else numpy.zeros(0, single),
+            "in_perm": order.astype(numpy.uint16).view(numpy.int32)[:inputs // 2 * ordered],
+        }
+        config = {"quant_method": "spqr", "bits": 3, "beta1": 16, "beta2": 16,
+                  "modules_to_not_convert": ["lm_head.weight"],
+                  "shapes": {f"layer.{key}.shape": value.size for key, value in tensors.items()}}
+        case(name, PACKER, config,
+             {key: torch.from_numpy(value.copy()) for key, value in tensors.items()},
+             weights[:, back], codes[:, back], scales)
+
+
 FAMILIES = {
     "gptq": ("gptq_", gptq),
     "awq": ("awq_", awq),
@@ -580,6 +655,7 @@ FAMILIES = {
     "compressed-actorder": (
         "compressed_actorder_", lambda: compressed("compressed_actorder_", COMPRESSED_ACTORDER)),
     "bitsandbytes": ("bitsandbytes_", bitsandbytes),
+    "spqr": ("spqr_", spqr),
 }
 
 

@@ -1,9 +1,10 @@
-// Layers as GPTQ, AWQ, compressed-tensors, FP8 checkpoints and bitsandbytes have them
+// Layers as GPTQ, AWQ, compressed-tensors, FP8 checkpoints, bitsandbytes and SpQR have them
 // (tests/data/quantised, made by tests/golden/make/make_quantised.py with those libraries): codes,
 // scales and weights are those of the libraries, bit by bit.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -114,8 +115,8 @@ TEST(QuantisedLayersTest, HaveTheWeightsOfTheirLibraries) {
     EXPECT_EQ(testing::Sha256(std::as_bytes(std::span(weights))), each.entry["weights_sha256"]);
     methods.insert(each.entry["quantization_config"]["quant_method"]);
   }
-  EXPECT_THAT(methods,
-              ::testing::ElementsAre("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq"));
+  EXPECT_THAT(methods, ::testing::ElementsAre("awq", "bitsandbytes", "compressed-tensors", "fp8",
+                                              "gptq", "spqr"));
 }
 
 // Panels of any part of a row mean the same, and their codes are those of the library.
@@ -155,7 +156,7 @@ TEST(QuantisedLayersTest, PanelsHaveTheCodesOfTheirLibraries) {
     ++compared;
     EXPECT_EQ(testing::Sha256(std::as_bytes(std::span(integers))), each.entry["codes_sha256"]);
   }
-  EXPECT_EQ(compared, 27);
+  EXPECT_EQ(compared, 31);
 }
 
 // What is not read in fp32, and how many bits of the file each weight has.
@@ -394,6 +395,110 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
          Named(t, "SCB").data.replace(0, 4, std::string("\0\0\x80\x7F", 4));
        },
        "row 0: a weight is"},
+      // SpQR.
+      {"spqr_64x96", [&](Tensors&, Json& q) { set(q, "bits", 4); },
+       "bits = 4 is not supported; supported: 3"},
+      {"spqr_64x96", [&](Tensors&, Json& q) { set(q, "beta1", 8); },
+       "beta1 = 8 is not supported; supported: 16"},
+      {"spqr_64x96", [&](Tensors&, Json& q) { set(q, "beta2", "16"); },
+       "beta2 is no whole number in range"},
+      {"spqr_64x96", [&](Tensors&, Json& q) { set(q, "shapes", 3); }, "shapes is no object"},
+      {"spqr_64x96", [](Tensors&, Json& q) { q["shapes"]["layer.dense_weights.shape"] = 385; },
+       "layer.dense_weights.shape = 385, but the tensor is [384]"},
+      {"spqr_64x96", [](Tensors&, Json& q) { q["shapes"]["layer.in_perm.shape"] = "0"; },
+       "layer.in_perm.shape = \"0\", but the tensor is [0]"},
+      {"spqr_64x96", [](Tensors& t, Json&) { Remove(t, "dense_weights"); },
+       "quant_method = 'spqr', but no tensor ends with .dense_weights"},
+      {"spqr_64x96", [](Tensors& t, Json&) { Remove(t, "row_offsets"); },
+       "tensor layer.row_offsets is missing"},
+      {"spqr_64x96", [](Tensors& t, Json&) { Remove(t, "col_vals"); },
+       "tensor layer.col_vals is missing"},
+      {"spqr_64x96", [](Tensors& t, Json&) { Named(t, "col_vals").dtype = "F32"; },
+       "tensor layer.col_vals is F32, not I32"},
+      {"spqr_64x96",
+       [](Tensors& t, Json&) {
+         Named(t, "dense_weights").shape = {4, 96};
+       },
+       "tensor layer.dense_weights is [4, 96], not a list"},
+      {"spqr_64x96",
+       [](Tensors& t, Json& q) {
+         q.erase("shapes");
+         Resize(Named(t, "dense_weights"), {383});
+       },
+       "tensor layer.dense_weights is [383], but 64 rows, which layer.row_offsets has, take a "
+       "multiple of 64 words"},
+      {"spqr_64x96",
+       [](Tensors& t, Json& q) {
+         q.erase("shapes");
+         Resize(Named(t, "dense_weights"), {0});
+       },
+       "tensor layer.dense_weights is [0], but 64 rows"},
+      {"spqr_64x96",
+       [](Tensors& t, Json& q) {
+         q.erase("shapes");
+         Resize(Named(t, "row_offsets"), {1});
+       },
+       "tensor layer.row_offsets is [1], which is that of no rows"},
+      {"spqr_64x96",
+       [](Tensors& t, Json&) {
+         Named(t, "row_offsets").data.replace(12, 4, std::string("\x3E\0\0\0", 4));
+       },
+       "tensor layer.row_offsets: element 3 is 62 after"},
+      {"spqr_64x96",
+       [](Tensors& t, Json&) { Named(t, "row_offsets").data.replace(128, 4, "\xFF\xFF\xFF\xFF"); },
+       "tensor layer.row_offsets: element 32 is -1 after"},
+      {"spqr_64x96", [](Tensors& t, Json&) { Named(t, "row_offsets").data.replace(0, 1, "\x01"); },
+       "tensor layer.row_offsets: element 0 is 1 after 0"},
+      {"spqr_64x96",
+       [](Tensors& t, Json& q) {
+         q.erase("shapes");
+         Resize(Named(t, "col_vals"), {60});
+       },
+       "but layer.col_vals has 60 outliers"},
+      {"spqr_64x96",
+       [](Tensors& t, Json&) {
+         Named(t, "col_vals").data.replace(20, 2, std::string("\x60\0", 2));
+       },
+       "is of column 96, but there are 96"},
+      {"spqr_64x96",
+       [](Tensors& t, Json&) {
+         Named(t, "col_vals").data.replace(22, 2, std::string("\0\x7C", 2));
+       },
+       "tensor layer.col_vals: element 5 of row "},
+      {"spqr_40x288",
+       [](Tensors& t, Json&) {
+         Named(t, "col_vals").data.replace(4, 2, Named(t, "col_vals").data, 0, 2);
+       },
+       "which has another outlier"},
+      {"spqr_64x320_order",
+       [](Tensors& t, Json&) {
+         Named(t, "in_perm").data.replace(0, 2, std::string("\x40\x01", 2));
+       },
+       "tensor layer.in_perm: place 0 is 320, but there are 320 inputs"},
+      {"spqr_64x320_order",
+       [](Tensors& t, Json&) {
+         Named(t, "in_perm").data.replace(2, 2, Named(t, "in_perm").data, 0, 2);
+       },
+       "which another place is already"},
+      {"spqr_64x320_order",
+       [](Tensors& t, Json& q) {
+         q.erase("shapes");
+         Resize(Named(t, "in_perm"), {159});
+       },
+       "tensor layer.in_perm has 318 inputs, but layer.dense_weights has 320"},
+      // The zero of zeros of the first tile is infinite: the last bytes of it are 0x7C and 0.
+      {"spqr_64x96",
+       [](Tensors& t, Json&) {
+         std::string& words = Named(t, "dense_weights").data;
+         for (const int row : {12, 13, 14, 15}) {
+           std::uint64_t word;
+           std::memcpy(&word, words.data() + row * 8, 8);
+           word = (word & ~(std::uint64_t{0xFF} << 54)) | std::uint64_t{row < 14 ? 0u : 0x7Cu}
+                                                              << 54;
+           std::memcpy(words.data() + row * 8, &word, 8);
+         }
+       },
+       "row 0: a zero is infinite"},
   };
   for (const Change& change : changes) {
     const std::string error = ErrorOf(change);
