@@ -41,6 +41,8 @@ Examples:
   AWQ with a zero for each group of 64:
     flotilla quantize --model SmolLM2 --out SmolLM2-awq --method awq --group-size 64 --zeros \
       --calibration train.txt
+  SpQR, with 1 % of the weights as outliers beside 3 bits:
+    flotilla quantize --model SmolLM2 --out SmolLM2-spqr --method spqr --calibration train.txt
   Round to nearest, without a text:
     flotilla quantize --model SmolLM2 --out SmolLM2-8bit --method rtn --bits 8
   SmoothQuant, for 8-bit activations as flotilla serve --compute fast has them:
@@ -49,10 +51,10 @@ Examples:
   A GGUF file in Q4_K of one in F32, F16 or BF16, without a text:
     flotilla quantize --model SmolLM2.BF16.gguf --out SmolLM2.Q4_K.gguf --type q4_k
 
-The new folder has the layout "pack-quantized" of compressed-tensors, or "int-quantized" for 8-bit
-activations, which flotilla, vLLM and transformers read, a page quantization.md that says what each
-matrix has lost, and a plot of it. A run that was interrupted goes on with --resume. A GGUF file is
-one that llama.cpp reads, too; the page of OUT.gguf is OUT.gguf.md.)";
+The new folder has the layout "pack-quantized" of compressed-tensors, "int-quantized" for 8-bit
+activations, which flotilla, vLLM and transformers read, or that of spqr-quant. Beside it are a page
+quantization.md that says what each matrix has lost, and a plot of it. A run that was interrupted goes on
+with --resume. A GGUF file is one that llama.cpp reads, too; the page of OUT.gguf is OUT.gguf.md.)";
 
 // Tokens of one text of the calibration or evaluation.
 constexpr size_t kTextTokens = 2048;
@@ -170,7 +172,7 @@ absl::Status CheckFlagsOfType(const QuantizeFlags& flags) {
   }
   for (const char* flag :
        {"--activations", "--alpha", "--bits", "--group-size", "--zeros", "--calibration",
-        "--calibration-tokens", "--damp", "--order", "--resume"}) {
+        "--calibration-tokens", "--damp", "--order", "--outliers", "--resume"}) {
     if (!flags.given.contains(flag)) continue;
     return absl::InvalidArgumentError(absl::StrCat(flag, " does not go with --type: --type ",
                                                    flags.type, " says how weights are stored"));
@@ -178,9 +180,33 @@ absl::Status CheckFlagsOfType(const QuantizeFlags& flags) {
   return absl::OkStatus();
 }
 
+// The layout of SpQR says how weights are stored.
+absl::Status CheckFlagsOfSpqr(const QuantizeFlags& flags) {
+  const auto refuse = [](std::string_view flag, std::string_view reason) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(flag), " does not go with --method spqr: ", std::string(reason)));
+  };
+  if (flags.method != "spqr") {
+    return flags.given.contains("--outliers")
+               ? absl::InvalidArgumentError("--outliers goes with --method spqr only")
+               : absl::OkStatus();
+  }
+  if (flags.given.contains("--bits") && flags.bits != quantize::SpqrMatrix::kBits) {
+    return refuse(absl::StrCat("--bits ", flags.bits), "its layout has 3 bits");
+  }
+  if (flags.given.contains("--group-size") && flags.group_size != quantize::SpqrMatrix::kGroup) {
+    return refuse(absl::StrCat("--group-size ", flags.group_size), "its layout has groups of 16");
+  }
+  if (flags.given.contains("--order") && flags.order != "natural") {
+    return refuse(absl::StrCat("--order ", flags.order), "it rounds inputs in their order");
+  }
+  return absl::OkStatus();
+}
+
 // The settings of a job. INVALID_ARGUMENT: flags contradict each other.
 absl::StatusOr<quantize::Settings> SettingsOf(const QuantizeFlags& flags) {
   using quantize::Method;
+  if (absl::Status status = CheckFlagsOfSpqr(flags); !status.ok()) return status;
   quantize::Settings settings{.method = flags.method == "gptq"          ? Method::kGptq
                                         : flags.method == "awq"         ? Method::kAwq
                                         : flags.method == "smoothquant" ? Method::kSmoothQuant
@@ -191,8 +217,13 @@ absl::StatusOr<quantize::Settings> SettingsOf(const QuantizeFlags& flags) {
                               .damp = flags.damp,
                               .by_importance = flags.order == "importance",
                               .alpha = flags.alpha};
+  if (flags.method == "spqr") {
+    settings = quantize::Settings::Spqr();
+    settings.damp = flags.damp;
+    settings.outliers = flags.outliers / 100;
+  }
   if (flags.activations.empty() && settings.method != Method::kSmoothQuant) return settings;
-  if (settings.method == Method::kGptq || settings.method == Method::kAwq) {
+  if (settings.method != Method::kRtn && settings.method != Method::kSmoothQuant) {
     return absl::InvalidArgumentError(absl::StrCat("--activations int8 does not go with --method ",
                                                    flags.method,
                                                    "; it goes with rtn and smoothquant"));
@@ -277,14 +308,16 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
                  "are no whole blocks of a type get the one that llama.cpp takes.")
       ->type_name(absl::StrJoin(types, "|"))
       ->check(CLI::IsMember(types).description(""));
-  app.add_option("--method", flags->method,
-                 "How weights become integers: gptq makes good for what rounding does to the "
-                 "outputs, awq gives weights of large inputs more precision, and rtn takes the "
-                 "nearest integers. smoothquant makes large inputs smaller and their weights "
-                 "larger, and takes the nearest integers of 8 bits, for 8-bit activations. "
-                 "[default gptq]")
-      ->type_name("gptq|awq|rtn|smoothquant")
-      ->check(CLI::IsMember({"gptq", "awq", "rtn", "smoothquant"}).description(""));
+  app.add_option(
+         "--method", flags->method,
+         "How weights become integers: gptq makes good for what rounding does to the "
+         "outputs, awq gives weights of large inputs more precision, spqr keeps the weights "
+         "that rounding would hurt most as outliers beside 3 bits, and rtn takes the "
+         "nearest integers. smoothquant makes large inputs smaller and their weights "
+         "larger, and takes the nearest integers of 8 bits, for 8-bit activations. "
+         "[default gptq]")
+      ->type_name("gptq|awq|spqr|rtn|smoothquant")
+      ->check(CLI::IsMember({"gptq", "awq", "spqr", "rtn", "smoothquant"}).description(""));
   app.add_option("--activations", flags->activations,
                  "int8: the weights are integers of 8 bits with a scale for each row, and the "
                  "folder says that they are multiplied by 8-bit activations with a scale for each "
@@ -307,7 +340,8 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
       "--zeros", flags->zeros,
       "Each group has a zero of its own beside the scale. Else the zero is in the middle.");
   app.add_option("--calibration", flags->calibration,
-                 "A text file like what the model will read. gptq, awq and smoothquant need one.")
+                 "A text file like what the model will read. gptq, awq, spqr and "
+                 "smoothquant need one.")
       ->type_name("PATH");
   app.add_option("--calibration-tokens", flags->calibration_tokens,
                  "The most tokens of it that are used. [default 32768]")
@@ -320,7 +354,8 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
                  "The most tokens of each that are used. [default 8192]")
       ->check(between(2, 1 << 24));
   app.add_option("--damp", flags->damp,
-                 "gptq adds this part of the mean importance to the importance of each input. "
+                 "gptq and spqr add this part of the mean importance to the importance of each "
+                 "input. "
                  "[default 0.01]")
       ->check(between(1e-6, 1));
   app.add_option("--order", flags->order,
@@ -328,6 +363,11 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
                  "Groups are those of neighbours in both. [default importance]")
       ->type_name("importance|natural")
       ->check(CLI::IsMember({"importance", "natural"}).description(""));
+  app.add_option(
+         "--outliers", flags->outliers,
+         "The percentage of the weights that would be spqr's outliers if none were rounded; those "
+         "that are, and the bits, are in quantization.md. [default 1]")
+      ->check(between(0, 100));
   app.add_option("--threads", flags->threads,
                  "The number of threads; 0 means one for each CPU. The result does not depend on "
                  "it.")

@@ -30,6 +30,7 @@ struct QuantizeFlags {
   std::string activations;  // "int8", or empty: they are not quantised
   double alpha = 0.5;
   double damp = 0.01;
+  double outliers = 1;  // percent
   std::string order = "importance";
   std::int64_t threads = 0;
   bool resume = false;

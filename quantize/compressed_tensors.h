@@ -31,13 +31,15 @@ class CompressedLayers {
   // The same of codes of 8 bits without zeros, each row a group, as bytes.
   void AddBytes(std::string_view name, const IntegerMatrix& matrix);
 
+  // Adds a tensor of another layout.
+  void AddTensor(std::string name, model::GgmlType type, std::vector<uint64_t> shape,
+                 std::vector<std::byte> bytes);
+
   // They live as long as this object.
   std::span<const model::SafetensorsEntry> entries() const { return entries_; }
 
  private:
   void AddScales(std::string_view name, const IntegerMatrix& matrix);
-  void AddTensor(std::string name, model::GgmlType type, std::vector<uint64_t> shape,
-                 std::vector<std::byte> bytes);
 
   std::deque<std::vector<std::byte>> bytes_;
   std::vector<model::SafetensorsEntry> entries_;

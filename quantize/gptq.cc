@@ -9,8 +9,7 @@
 namespace flotilla::quantize {
 namespace {
 
-// Rows that are rounded together, so that a row of U is read once for all of them.
-constexpr int64_t kRows = 16;
+constexpr int64_t kRows = kGptqRows;
 
 // One build for each width of vectors. None contracts a product and a sum, so all have one result.
 #if defined(__SANITIZE_THREAD__)
@@ -25,7 +24,6 @@ FLOTILLA_EACH_WIDTH __attribute__((optimize("O3"))) void Subtract(double factor,
   for (int64_t i = 0; i < count; ++i) y[i] -= factor * x[i];
 }
 
-// w[j][r] -= errors[r] * u[j] for all j from `begin` on.
 FLOTILLA_EACH_WIDTH __attribute__((optimize("O3"))) void Spread(const double* u, int64_t begin,
                                                                 int64_t end,
                                                                 const double (&errors)[kRows],
@@ -141,6 +139,11 @@ class RowBlock {
 };
 
 }  // namespace
+
+void SpreadErrors(const double* u, int64_t begin, int64_t end, const double (&errors)[kGptqRows],
+                  double (*w)[kGptqRows]) {
+  Spread(u, begin, end, errors, w);
+}
 
 absl::StatusOr<GptqFactor> GptqFactor::Create(std::span<const double> hessian, int64_t inputs,
                                               double damp, bool by_importance) {

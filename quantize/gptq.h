@@ -16,6 +16,13 @@
 
 namespace flotilla::quantize {
 
+// Rows that are rounded together, so that a row of U is read once for all of them.
+inline constexpr int64_t kGptqRows = 16;
+
+// w[j][r] -= errors[r] * u[j] for all j from `begin` on.
+void SpreadErrors(const double* u, int64_t begin, int64_t end, const double (&errors)[kGptqRows],
+                  double (*w)[kGptqRows]);
+
 // What all matrices with the same inputs have in common.
 class GptqFactor {
  public:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/types/text.h"
+#include "kernels/scalar_math.h"
 #include "model/tensor.h"
 #include "model/tensor_table.h"
 #include "quantize/gptq.h"
@@ -24,15 +25,25 @@ std::string NameOf(const model::ModelSpec& spec, TensorRole role, uint32_t layer
   return model::NameInFile(*row, layer);
 }
 
+void ReadRow(const IntegerMatrix& matrix, int64_t row, std::span<float> out) {
+  for (int64_t k = 0; k < matrix.inputs; ++k) out[static_cast<size_t>(k)] = matrix.At(row, k);
+}
+void ReadRow(const SpqrMatrix& matrix, int64_t row, std::span<float> out) {
+  matrix.ReadRow(row, out);
+}
+
 // The errors of the weights, for inputs that are divided by `factors`, if there are any.
-std::vector<float> Difference(const IntegerMatrix& matrix, std::span<const float> weights,
+template <class Matrix>
+std::vector<float> Difference(const Matrix& matrix, std::span<const float> weights,
                               std::span<const float> factors, ParallelItems parallel) {
   std::vector<float> errors(weights.size());
+  const auto inputs = static_cast<size_t>(matrix.inputs);
   parallel(matrix.rows, [&](int64_t row) {
-    for (int64_t k = 0; k < matrix.inputs; ++k) {
-      const auto i = static_cast<size_t>(row * matrix.inputs + k);
-      const float factor = factors.empty() ? 1 : factors[static_cast<size_t>(k)];
-      errors[i] = (matrix.At(row, k) - weights[i]) / factor;
+    const size_t begin = static_cast<size_t>(row) * inputs;
+    const auto own = std::span(errors).subspan(begin, inputs);
+    ReadRow(matrix, row, own);
+    for (size_t k = 0; k < inputs; ++k) {
+      own[k] = (own[k] - weights[begin + k]) / (factors.empty() ? 1 : factors[k]);
     }
   });
   return errors;
@@ -43,6 +54,19 @@ float Stored(float value, model::GgmlType type) {
   if (type != model::GgmlType::kBF16 && type != model::GgmlType::kF16) return value;
   const ScaleType bits = type == model::GgmlType::kBF16 ? ScaleType::kBf16 : ScaleType::kFp16;
   return ScaleOf(BitsOf(value, bits), bits);
+}
+
+bool AllFinite(const SpqrMatrix& matrix) {
+  const auto finite = [](uint16_t half) { return std::isfinite(kernels::HalfToFloat(half)); };
+  return std::ranges::all_of(matrix.scales,
+                             [&](const CodedScale& scale) {
+                               return finite(scale.scale_step) && finite(scale.zero_step) &&
+                                      finite(scale.scale_zero) && finite(scale.zero_zero);
+                             }) &&
+         std::ranges::all_of(matrix.outliers, [&](const auto& row) {
+           return std::ranges::all_of(
+               row, [&](const SpqrMatrix::Outlier& outlier) { return finite(outlier.value); });
+         });
 }
 
 bool AllFinite(const IntegerMatrix& matrix) {
@@ -236,18 +260,25 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
       return absl::InternalError(Cat("no inputs of ", name, " were seen"));
     }
     IntegerMatrix quantized;
-    if (settings_.method == Method::kGptq) {
+    SpqrMatrix sparse;
+    const bool is_sparse = settings_.method == Method::kSpqr;
+    if (settings_.method == Method::kGptq || is_sparse) {
       if (!factors.contains(observed)) {
         auto factor = GptqFactor::Create(importance->second->hessian(), inputs, settings_.damp,
                                          settings_.by_importance);
         if (!factor.ok()) return factor.status();
         factors.emplace(observed, *std::move(factor));
       }
+    }
+    if (is_sparse) {
+      sparse =
+          Spqr(matrix.weights, matrix.rows, factors.at(observed), settings_.outliers, parallel_);
+    } else if (settings_.method == Method::kGptq) {
       quantized = Gptq(matrix.weights, matrix.rows, factors.at(observed), grid, group, parallel_);
     } else {
       quantized = RoundToNearest(matrix.weights, matrix.rows, inputs, grid, group, parallel_);
     }
-    if (!AllFinite(quantized)) {
+    if (!(is_sparse ? AllFinite(sparse) : AllFinite(quantized))) {
       return InvalidArgument("tensor ", name, ": weights are too large for scales of 16 bits");
     }
     if (importance != importances.end()) {
@@ -256,7 +287,7 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
         if (!measure.ok()) return measure.status();
         measures.emplace(observed, *std::move(measure));
       }
-      const auto error_of = [&](const IntegerMatrix& integers, std::span<const float> weights,
+      const auto error_of = [&](const auto& integers, std::span<const float> weights,
                                 std::span<const float> by) {
         const OutputError& measure = measures.at(observed);
         const IntegerMatrix nothing(grid, matrix.rows, inputs, group);
@@ -264,13 +295,18 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
                measure.Of(Difference(nothing, weights, by, parallel_), matrix.rows, parallel_);
       };
       const auto& before = plain.empty() ? matrix.weights : plain.at(name).weights;
-      report.error = error_of(quantized, matrix.weights, matrix.factors);
+      report.error = is_sparse ? error_of(sparse, matrix.weights, {})
+                               : error_of(quantized, matrix.weights, matrix.factors);
       report.nearest_error =
           error_of(RoundToNearest(before, matrix.rows, inputs, grid, group, parallel_), before, {});
     }
-    report.bits = quantized.bits_per_weight();
+    report.bits = is_sparse ? sparse.bits_per_weight() : quantized.bits_per_weight();
     out.reports.push_back(std::move(report));
-    out.matrices[name] = std::move(quantized);
+    if (is_sparse) {
+      out.sparse[name] = std::move(sparse);
+    } else {
+      out.matrices[name] = std::move(quantized);
+    }
   }
   return out;
 }

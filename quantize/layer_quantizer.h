@@ -19,6 +19,7 @@
 #include "quantize/awq.h"
 #include "quantize/importance.h"
 #include "quantize/integer_matrix.h"
+#include "quantize/spqr.h"
 
 namespace flotilla::quantize {
 
@@ -28,6 +29,7 @@ enum class Method : uint8_t {
   kAwq,   // awq.h, then round to nearest
   // smooth_quant.h, then round to nearest; for activations of 8 bits
   kSmoothQuant,
+  kSpqr,  // spqr.h
 };
 
 struct Settings {
@@ -40,7 +42,17 @@ struct Settings {
   // W8A8: the weights are for activations of 8 bits, one scale for each token. 8 bits, symmetric, a
   // scale for each row.
   bool int8_activations = false;
-  double alpha = 0.5;  // SmoothFactors
+  double alpha = 0.5;      // SmoothFactors
+  double outliers = 0.01;  // the share of the weights, in SpQR
+
+  // SpQR has 3 bits in groups of 16, with zeros, in the order of inputs.
+  static Settings Spqr() {
+    return {.method = Method::kSpqr,
+            .bits = SpqrMatrix::kBits,
+            .symmetric = false,
+            .group = SpqrMatrix::kGroup,
+            .by_importance = false};
+  }
 
   bool calibrates() const { return method != Method::kRtn; }
   // Whether columns of matrices change with what makes their inputs.
@@ -53,7 +65,7 @@ struct MatrixReport {
   std::string name;
   int64_t rows = 0;
   int64_t inputs = 0;
-  double bits = 0;  // per weight, scales and zeros included
+  double bits = 0;  // per weight, scales, zeros and outliers included
   // The squares of what quantisation changed in the outputs over those of the outputs, with the
   // calibration's inputs; and the same of rounding to nearest. Negative: nothing was calibrated.
   double error = -1;
@@ -68,6 +80,7 @@ struct ChangedTensor {
 
 struct QuantizedLayer {
   std::map<std::string, IntegerMatrix> matrices;  // by the names of their tensors
+  std::map<std::string, SpqrMatrix> sparse;       // the same, of SpQR
   std::vector<ChangedTensor> changed;             // norms that have been divided
   std::vector<MatrixReport> reports;
 };

@@ -22,6 +22,7 @@
 #include "model/tensor_table.h"
 #include "quantize/compressed_tensors.h"
 #include "quantize/layer_runner.h"
+#include "quantize/spqr_layout.h"
 #include "worker/compute/host/thread_pool.h"
 
 namespace flotilla::quantize {
@@ -219,7 +220,9 @@ class Quantizer {
     for (const std::string& name : quantized_[layer]) {
       const auto stem =
           std::string_view(name).substr(0, name.size() - std::string_view(".weight").size());
-      if (job_.settings.int8_activations) {
+      if (job_.settings.method == Method::kSpqr) {
+        AddSpqr(stem, made->sparse.at(name), packed);
+      } else if (job_.settings.int8_activations) {
         packed.AddBytes(stem, made->matrices.at(name));
       } else {
         packed.Add(stem, made->matrices.at(name));
@@ -329,7 +332,7 @@ class Quantizer {
     return absl::OkStatus();
   }
 
-  absl::Status WriteIndex() const {
+  absl::Status WriteIndex() {
     nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", {}}};
     uint64_t total = 0;
     for (uint32_t number = 1; number <= layers_ + 1; ++number) {
@@ -339,6 +342,7 @@ class Quantizer {
       for (const model::Tensor& tensor : file->tensors()) {
         index["weight_map"][std::string(tensor.name)] = name;
         total += tensor.data.size();
+        if (IsOfSpqr(tensor.name)) sizes_[std::string(tensor.name)] = tensor.elements();
       }
     }
     index["metadata"]["total_size"] = total;
@@ -370,6 +374,7 @@ class Quantizer {
 
   Json Config() const {
     const Settings& settings = job_.settings;
+    if (settings.method == Method::kSpqr) return SpqrConfig(sizes_, ignored_);
     return CompressedConfig({.bits = settings.bits, .symmetric = settings.symmetric},
                             settings.group, ignored_, settings.int8_activations);
   }
@@ -381,6 +386,7 @@ class Quantizer {
                           settings.bits, "|", settings.symmetric, "|", settings.group, "|",
                           settings.damp, "|", settings.by_importance);
     if (settings.int8_activations) all += Cat("|int8|", settings.alpha);
+    if (settings.method == Method::kSpqr) all += Cat("|", settings.outliers);
     const auto add = [&](const std::vector<std::vector<TokenId>>& texts) {
       all += "|";
       for (const auto& text : texts) {
@@ -494,6 +500,7 @@ class Quantizer {
   std::map<std::string, uint32_t> of_layer_;
   std::map<uint32_t, std::vector<std::string>> quantized_, kept_;  // by layer, in the file's order
   std::vector<std::string> rest_, ignored_;
+  std::map<std::string, uint64_t> sizes_;  // of the tensors of SpQR, once all layers are written
 
   uint32_t next_ = 0;
   Stream calibration_;
@@ -511,6 +518,8 @@ std::string_view NameOf(Method method) {
       return "GPTQ";
     case Method::kAwq:
       return "AWQ";
+    case Method::kSpqr:
+      return "SpQR";
     case Method::kSmoothQuant:
       break;
   }
@@ -541,6 +550,14 @@ std::string ReportText(const QuantizeJob& job, const QuantizeReport& report) {
           ? absl::StrFormat(", activations of 8 bits, alpha %g", settings.alpha)
           : ", activations of 8 bits",
       report.bits);
+  if (settings.method == Method::kSpqr) {
+    text += absl::StrFormat(
+        "\nOutliers would be %.2f %% of the plain weights. Bits are those of codes (3), of their "
+        "scales "
+        "and zeros (0.625),\nand of outliers (32 each, and 32 for each row). In the file codes and "
+        "scales take 4 bits.\n",
+        100 * settings.outliers);
+  }
   text += PerplexityText(report.perplexities);
   text +=
       "\nErrors are the squares of what changed in the outputs of a matrix, over those of the "

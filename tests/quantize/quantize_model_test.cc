@@ -76,6 +76,7 @@ const Settings kAllSettings[] = {
     {.method = Method::kAwq, .bits = 2, .symmetric = false, .group = 32},
     {.method = Method::kRtn, .bits = 8, .group = 0, .int8_activations = true},
     {.method = Method::kSmoothQuant, .bits = 8, .group = 0, .int8_activations = true},
+    Settings::Spqr(),
 };
 
 TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
@@ -102,7 +103,7 @@ TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
       EXPECT_GT(matrix.error, 0) << matrix.name;
       EXPECT_LT(matrix.error, settings.bits == 2 ? 1 : 0.1) << matrix.name;
       // Matrices by themselves may lose more with factors that are best for all of them.
-      if (settings.method == Method::kGptq) {
+      if (settings.method == Method::kGptq || settings.method == Method::kSpqr) {
         EXPECT_LT(matrix.error, matrix.nearest_error);
       }
     }
@@ -139,8 +140,14 @@ TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
 
 // The same bytes on one thread and on several, on each instruction path, and by a run that was
 // interrupted after each layer.
-TEST_F(QuantizeModelTest, TheSameJobMakesTheSameBytes) {
-  const Settings settings{.method = Method::kGptq, .bits = 4, .symmetric = false, .group = 32};
+class SameBytesTest : public QuantizeModelTest, public ::testing::WithParamInterface<Settings> {};
+INSTANTIATE_TEST_SUITE_P(
+    Methods, SameBytesTest,
+    ::testing::Values(Settings{.method = Method::kGptq, .bits = 4, .symmetric = false, .group = 32},
+                      Settings::Spqr()));
+
+TEST_P(SameBytesTest, TheSameJobMakesTheSameBytes) {
+  const Settings& settings = GetParam();
   const QuantizeJob job = Job("whole", settings);
   ASSERT_TRUE(Run(job).ok());
   const auto expected = Files(job.to);

@@ -626,7 +626,8 @@ def spqr():
         col_vals = outliers[at].view(numpy.uint16).astype(numpy.uint32) << 16
         col_vals = (col_vals | at[1].astype(numpy.uint32)).view(numpy.int32)
         offsets = numpy.searchsorted(at[0], numpy.arange(rows + 1)).astype(numpy.int32)
-        weights = dense + outliers.astype(single)
+        # Without an outlier a weight of -0 stays one.
+        weights = numpy.where(outliers == 0, dense, dense + outliers.astype(single))
 
         order = numpy.arange(inputs)
         if ordered:
