@@ -85,8 +85,8 @@ FLOTILLA_INLINE void StoreTile(const Args& args, int row, int column,
   }
 }
 
-// Adds the outliers of the blocks [begin, end) to the sums of R rows x H halves of a panel. They are
-// few, so they are multiplied one by one.
+// Adds the outliers of the blocks [begin, end) to the sums of R rows x H halves of a panel. They
+// are few, so they are multiplied one by one.
 template <class S, int R, int H>
 FLOTILLA_INLINE void AddOutliers(const MatrixView& w, int panel, int half, int begin, int end,
                                  const int16_t* const (&x)[R], TileSums<S, R * H>& acc) {

@@ -21,7 +21,7 @@ struct Avx512 {
   static constexpr int kDotSums = 8;        // vpdpwssd takes five clocks, two begin in each
   static constexpr int kRegisterSums = 12;  // beside as many dot products
   static constexpr int kF32Rows = 8;
-  static constexpr int kHalves = 2;        // 16-column halves of a panel per tile
+  static constexpr int kHalves = 2;  // 16-column halves of a panel per tile
   static constexpr int kAttentionRows = 6;
   static constexpr int AttentionVectors(int) { return 4; }
 

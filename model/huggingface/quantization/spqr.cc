@@ -27,7 +27,7 @@ namespace flotilla::model {
 namespace {
 
 constexpr std::string_view kDense = ".dense_weights", kOffsets = ".row_offsets",
-                           kOutliers = ".col_vals", kOrder = ".in_perm";
+                           kOutliers = ".col_vals", kPermutation = ".in_perm";
 constexpr int kSpqrBits = 3;
 constexpr int64_t kTile = kTileOutputs;  // inputs of a tile, too
 static_assert(kTile == kFactorGroup);
@@ -251,8 +251,8 @@ absl::Status JoinLayer(std::string_view layer, const Json* shapes, LayerTensors&
     if (!tensor->ok()) return tensor->status();
   }
   const Tensor* order = nullptr;
-  if (layers.Find(layer, kOrder) != nullptr) {
-    const auto found = GetList(layer, kOrder, GgmlType::kI32, layers);
+  if (layers.Find(layer, kPermutation) != nullptr) {
+    const auto found = GetList(layer, kPermutation, GgmlType::kI32, layers);
     if (!found.ok()) return found.status();
     order = *found;
   }
@@ -283,7 +283,7 @@ absl::Status JoinLayer(std::string_view layer, const Json* shapes, LayerTensors&
   if (order != nullptr) status = ReadInputs(*order, **dense, inputs, parts);
   if (status.ok()) status = CheckOutliers(**offsets, **values, rows, inputs, parts);
   if (!status.ok()) return status;
-  layers.Replace(layer, {kDense, kOffsets, kOutliers, kOrder},
+  layers.Replace(layer, {kDense, kOffsets, kOutliers, kPermutation},
                  std::make_unique<SpqrTensor>(rows, inputs, std::move(parts)), rows, inputs);
   return absl::OkStatus();
 }

@@ -146,7 +146,8 @@ TEST_F(Mxfp4Test, RefusesConfigurationsThatDoNotFit) {
   EXPECT_THAT(Error(), HasSubstr("quantization_config has no quant_method"));
   SetConfig({{"quant_method", "quip"}});
   EXPECT_THAT(Error(), HasSubstr("quant_method = 'quip' is not supported; supported: awq, "
-                                 "bitsandbytes, compressed-tensors, fp8, gptq, mxfp4;"));
+                                 "bitsandbytes, compressed-tensors, fp8, gptq, mxfp4, "
+                                 "spqr;"));
   // It can still be looked at.
   EXPECT_TRUE(OpenCheckpoint(folder_.path()).ok());
   testing::WriteMxfp4Folder(folder_.path(), /*quantised=*/false);
