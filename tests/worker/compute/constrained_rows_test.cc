@@ -110,11 +110,14 @@ class ScriptedMasks final : public RowMasks {
  public:
   RowMask Wait(std::size_t item, std::uint32_t at, absl::Duration patience) override {
     patiences.push_back(patience);
-    return masks[{item, at}];
+    RowMask mask = masks[{item, at}];
+    mask.was_awaited = waits && mask.state == RowMask::State::kLate;
+    return mask;
   }
 
   std::map<std::pair<std::size_t, std::uint32_t>, RowMask> masks;
   std::vector<absl::Duration> patiences;
+  bool waits = true;  // for masks that are late
 };
 
 // A batch of four sequences: the first and the third are free, the others are constrained, and the
@@ -208,6 +211,14 @@ TEST_F(ConstrainedRows, LateRowsGiveNothingAndNobodyWaitsTwice) {
   EXPECT_GT(masks_->patiences[0], absl::ZeroDuration());
   EXPECT_LE(masks_->patiences[0], absl::Milliseconds(5));
   for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(masks_->patiences[i], absl::ZeroDuration());
+}
+
+// A mask that an earlier step has waited for takes no time of the others.
+TEST_F(ConstrainedRows, RowsBehindOneThatIsNotWaitedForHaveTheWholeTime) {
+  masks_->waits = false;
+  const auto drawn = Draw(0, 1);
+  ASSERT_EQ(masks_->patiences.size(), 4u);
+  for (const absl::Duration patience : masks_->patiences) EXPECT_GT(patience, absl::ZeroDuration());
 }
 
 // Behind a draft token that the grammar forbids, masks have no token. That means nothing if the row
