@@ -12,6 +12,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import threading
 
@@ -74,7 +75,7 @@ def size_of(png):
 @pytest.mark.parametrize("name, flags, height", [
     ("loadtest_report", ("--rate", 5, "--duration", 20, "--prompt", "lognormal:100:1",
                          "--output", "10-40"), 1480),
-    ("loadtest_sweep", ("--sweep-rate", "2,6,12", "--duration", 6, "--prompt", 40, "--output", 12,
+    ("loadtest_sweep", ("--sweep-rate", "8,16,24,32", "--duration", 6, "--prompt", 40, "--output", 12,
                         "--slo-ttft", 1000, "--slo-itl", 100, "--predict", "this-cpu"), 1250),
 ])
 def test_a_report_in_the_browser(browser_home, tmp_path, name, flags, height):
@@ -122,10 +123,17 @@ def pages(results):
             thread.join()
 
 
-def visit(home, page):
-    """Opens a page and returns the process, which stays until it is ended."""
-    return subprocess.Popen(command(home, "--remote-debugging-port=0", page),
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@contextlib.contextmanager
+def visiting(home, page):
+    """Keeps a page open."""
+    process = subprocess.Popen(command(home, "--remote-debugging-port=0", page),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the program may be a script with children
+        process.wait()
 
 
 @pytest.mark.parametrize("is_allowed", [True, False], ids=["allowed", "another"])
@@ -135,9 +143,7 @@ def test_a_page_of_an_origin(browser_home, tmp_path, is_allowed):
         origin = stack.enter_context(pages(results))
         allowed = origin if is_allowed else "https://chat.example"
         server = stack.enter_context(Server(tmp_path, "--cors-origin", allowed))
-        process = visit(browser_home, f"{origin}/?server={server.ports['http']}")
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        stack.enter_context(visiting(browser_home, f"{origin}/?server={server.ports['http']}"))
         result = results.get(timeout=60)
     if is_allowed:
         assert result["status"] == 200 and result["text"].rstrip().endswith("data: [DONE]")
