@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -89,7 +90,7 @@ class SchemaWalk {
   // The schemas that references mean, by their numbers in "$defs", and where each was met first.
   std::map<const OrderedJson*, std::size_t> numbers_;
   std::vector<const OrderedJson*> targets_;
-  std::vector<std::string> target_places_;
+  std::deque<std::string> target_places_;  // a Place may show one, so none moves
   int subschemas_ = 0;
   // Bytes that are left for copies of schemas, of which each name may need one, and for schemas of
   // names, of which each reference may mean the same.

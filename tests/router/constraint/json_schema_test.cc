@@ -90,6 +90,18 @@ TEST(JsonSchema, EqualSchemasHaveEqualTexts) {
             Written(R"({ "minimum" : 1.0, "type" : "integer" })"));
 }
 
+TEST(JsonSchema, ErrorsNameThePlaceBehindManyReferences) {
+  std::string references, definitions;
+  for (char name = 'b'; name <= 'z'; ++name) {
+    const std::string quoted = std::string("\"") + name + "\"";
+    references += quoted + R"(:{"$ref":"#/$defs/)" + name + "\"},";
+    definitions += "," + quoted + R"(:{"type":"null"})";
+  }
+  EXPECT_EQ(Written(R"({"properties":{"a":{"$ref":"#/$defs/a"}},"$defs":{"a":{"properties":{)" +
+                    references + R"("x~":{"not":{}}}})" + definitions + "}}"),
+            R"(/$defs/a/properties/x~0: "not" is not supported)");
+}
+
 TEST(JsonSchema, ErrorsNameThePlace) {
   EXPECT_EQ(Written(R"({"type":"object","properties":{"a":{"type":"array","items":{"not":{}}}}})"),
             R"(/properties/a/items: "not" is not supported)");
