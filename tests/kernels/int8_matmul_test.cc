@@ -22,40 +22,7 @@ std::vector<Format> Int8Formats() {
   return formats;
 }
 
-struct Int8Problem {
-  Int8Problem(uint64_t seed, const Format& format, int row_count)
-      : random(seed),
-        rows(row_count),
-        columns(random.Int(1, 100)),
-        k(random.Int(1, 40) * kBlockK),
-        splits(RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9))),
-        weights(random, format.encoding, columns, k),
-        matrix(Pack(weights, splits)),
-        x(random.Floats(static_cast<size_t>(rows) * k, 3.0f)),
-        stride(columns + random.Int(0, 5)),
-        out(random.Floats(static_cast<size_t>(rows) * stride)),
-        accumulate(random.Int(0, 1) == 1) {}
-
-  std::string Describe() const {
-    return absl::StrCat("rows ", rows, " columns ", columns, " k ", k, " splits ", splits.size(),
-                        accumulate ? " accumulate" : "");
-  }
-  int SplitOf(int i) const {
-    return static_cast<int>(std::upper_bound(splits.begin(), splits.end(), i) - splits.begin());
-  }
-
-  testing::Random random;
-  int rows, columns, k;
-  std::vector<int32_t> splits;
-  RandomWeights weights;
-  PackedMatrix matrix;
-  std::vector<float> x;
-  int64_t stride;
-  std::vector<float> out;  // [rows, stride], initial content
-  bool accumulate;
-};
-
-std::vector<float> RunI8(const Ops& ops, const Int8Problem& p, QuantizedBuffer& x) {
+std::vector<float> RunI8(const Ops& ops, const RandomProduct& p, QuantizedBuffer& x) {
   std::vector<float> out = p.out;
   ops.matmul_i8({.weights = p.matrix.view(),
                  .x = x.view(),
@@ -70,7 +37,7 @@ std::vector<float> RunI8(const Ops& ops, const Int8Problem& p, QuantizedBuffer& 
 TEST_P(Int8MatMulTest, SameBitsAsReference) {
   for (const Format& format : Int8Formats()) {
     for (int rows = 1; rows <= 64; ++rows) {
-      const Int8Problem p(static_cast<uint64_t>(rows), format, rows);
+      const RandomProduct p(static_cast<uint64_t>(rows), format, rows);
       SCOPED_TRACE(absl::StrCat(format.name, ": ", p.Describe()));
       ASSERT_TRUE(HasInt8Product(p.matrix.kind()));
       ASSERT_FALSE(HasIntegerProduct(p.matrix.kind()));
@@ -83,7 +50,7 @@ TEST_P(Int8MatMulTest, SameBitsAsReference) {
 // What the scheme says, in double: the quantised activations times the weights.
 TEST_P(Int8MatMulTest, IsTheProductOfWhatTheCodesMean) {
   for (const Format& format : Int8Formats()) {
-    const Int8Problem p(77, format, 9);
+    const RandomProduct p(77, format, 9);
     const ActivationScheme& scheme = format.encoding.activations;
     SCOPED_TRACE(absl::StrCat(format.name, ": ", p.Describe()));
     QuantizedBuffer x = Quantize(ops(), p.x, p.rows, p.matrix.view());
@@ -122,7 +89,7 @@ TEST_P(Int8MatMulTest, LargestProducts) {
   for (const Format& format : Int8Formats()) {
     for (const int8_t code : {int8_t{-128}, int8_t{127}}) {
       for (const float value : {-1e6f, 1e6f}) {
-        Int8Problem p(2, format, 13);
+        RandomProduct p(2, format, 13);
         SCOPED_TRACE(absl::StrCat(format.name, ": ", p.Describe()));
         for (WeightRow& row : p.weights.rows) {
           std::fill(std::begin(row.codes), std::end(row.codes), code);
@@ -149,12 +116,12 @@ TEST_P(Int8MatMulTest, LargestProducts) {
 
 TEST_P(Int8MatMulTest, OneRowAloneEqualsTheBatch) {
   for (const Format& format : Int8Formats()) {
-    Int8Problem p(5, format, 33);
+    RandomProduct p(5, format, 33);
     p.accumulate = false;
     QuantizedBuffer x = Quantize(ops(), p.x, p.rows, p.matrix.view());
     const std::vector<float> batch = RunI8(ops(), p, x);
     for (int row = 0; row < p.rows; ++row) {
-      Int8Problem one(5, format, 33);
+      RandomProduct one(5, format, 33);
       one.accumulate = false;
       one.rows = 1;
       one.x.assign(p.x.begin() + row * p.k, p.x.begin() + (row + 1) * p.k);
@@ -169,7 +136,7 @@ TEST_P(Int8MatMulTest, QuantizesLikeTheReference) {
   for (const Format& format : Int8Formats()) {
     for (uint64_t seed = 1; seed <= 20; ++seed) {
       SCOPED_TRACE(absl::StrCat(format.name, ", seed ", seed));
-      Int8Problem p(seed, format, 20);
+      RandomProduct p(seed, format, 20);
       // The rows have numbers of all sizes, from far below one step to near the largest.
       for (int row = 0; row < p.rows; ++row) {
         const float scale = row % 2 == 0 ? 1 : std::ldexp(1.0f, p.random.Int(-120, 120));

@@ -381,6 +381,44 @@ inline QuantizedBuffer Quantize(const Ops& ops, const std::vector<float>& x, int
   return out;
 }
 
+// A random product, and the weights from which its matrix was made.
+struct RandomProduct {
+  // 0 rows: that is random, too.
+  RandomProduct(uint64_t seed, Format weight_format, int row_count = 0)
+      : random(seed),
+        format(std::move(weight_format)),
+        rows(row_count > 0 ? row_count : random.Int(1, 64)),
+        columns(random.Int(1, 100)),
+        k(random.Int(1, 40) * kBlockK),
+        splits(RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9))),
+        weights(random, format.encoding, columns, k),
+        matrix(Pack(weights, splits)),
+        x(random.Floats(static_cast<size_t>(rows) * k, 3.0f)),
+        stride(columns + random.Int(0, 5)),
+        out(random.Floats(static_cast<size_t>(rows) * stride)),
+        accumulate(random.Int(0, 1) == 1) {}
+
+  std::string Describe() const {
+    return Cat(format.name, " rows ", rows, " columns ", columns, " k ", k, " splits ",
+               splits.size(), accumulate ? " accumulate" : "");
+  }
+  // Which split input i is in.
+  int SplitOf(int i) const {
+    return static_cast<int>(std::upper_bound(splits.begin(), splits.end(), i) - splits.begin());
+  }
+
+  testing::Random random;
+  Format format;
+  int rows, columns, k;
+  std::vector<int32_t> splits;
+  RandomWeights weights;
+  PackedMatrix matrix;
+  std::vector<float> x;
+  int64_t stride;
+  std::vector<float> out;  // [rows, stride], initial content
+  bool accumulate;
+};
+
 template <typename T>
 ::testing::AssertionResult SameBits(const std::vector<T>& expected, const std::vector<T>& actual) {
   if (expected.size() != actual.size()) return ::testing::AssertionFailure() << "sizes differ";

@@ -11,40 +11,7 @@ namespace {
 class MatMulTest : public IsaTest {};
 FLOTILLA_FOR_EACH_ISA(MatMulTest);
 
-// A random product, and the weights from which its matrix was made.
-struct Problem {
-  explicit Problem(uint64_t seed, Format weight_format)
-      : random(seed),
-        format(std::move(weight_format)),
-        rows(random.Int(1, 64)),
-        columns(random.Int(1, 100)),
-        k(random.Int(1, 48) * kBlockK),
-        splits(RandomSplits(random, k, random.Int(0, 1) == 0 ? 1 : random.Int(2, 9))),
-        weights(random, format.encoding, columns, k),
-        matrix(Pack(weights, splits)),
-        x(random.Floats(static_cast<size_t>(rows) * k, 3.0f)),
-        stride(columns + random.Int(0, 5)),
-        out(random.Floats(static_cast<size_t>(rows) * stride)),
-        accumulate(random.Int(0, 1) == 1) {}
-
-  std::string Describe() const {
-    return absl::StrCat(format.name, " rows ", rows, " columns ", columns, " k ", k, " splits ",
-                        splits.size(), accumulate ? " accumulate" : "");
-  }
-
-  testing::Random random;
-  Format format;
-  int rows, columns, k;
-  std::vector<int32_t> splits;
-  RandomWeights weights;
-  PackedMatrix matrix;
-  std::vector<float> x;
-  int64_t stride;
-  std::vector<float> out;  // [rows, stride], initial content
-  bool accumulate;
-};
-
-std::vector<float> RunI16(const Ops& ops, const Problem& p, QuantizedBuffer& x) {
+std::vector<float> RunI16(const Ops& ops, const RandomProduct& p, QuantizedBuffer& x) {
   std::vector<float> out = p.out;
   ops.matmul_i16({.weights = p.matrix.view(),
                   .x = x.view(),
@@ -56,7 +23,7 @@ std::vector<float> RunI16(const Ops& ops, const Problem& p, QuantizedBuffer& x) 
   return out;
 }
 
-std::vector<float> RunF32(const Ops& ops, const Problem& p) {
+std::vector<float> RunF32(const Ops& ops, const RandomProduct& p) {
   std::vector<float> out = p.out;
   ops.matmul_f32({.weights = p.matrix.view(),
                   .x = p.x.data(),
@@ -72,7 +39,7 @@ std::vector<float> RunF32(const Ops& ops, const Problem& p) {
 TEST_P(MatMulTest, SameBitsAsReference) {
   for (const Format& format : AllFormats()) {
     for (uint64_t seed = 1; seed <= 12; ++seed) {
-      Problem p(seed, format);
+      RandomProduct p(seed, format);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
       ASSERT_TRUE(SameBits(RunF32(reference(), p), RunF32(ops(), p)));
       if (!p.matrix.quantized()) continue;
@@ -84,7 +51,7 @@ TEST_P(MatMulTest, SameBitsAsReference) {
 
 TEST_P(MatMulTest, NearDoublePrecision) {
   for (const Format& format : AllFormats()) {
-    Problem p(77, format);
+    RandomProduct p(77, format);
     SCOPED_TRACE(p.Describe());
     const std::vector<float> f32 = RunF32(ops(), p);
     std::vector<float> i16 = f32;
@@ -113,7 +80,7 @@ TEST_P(MatMulTest, NearDoublePrecision) {
 TEST_P(MatMulTest, EveryKindGivesTheBitsOfItsFp32Copy) {
   for (const Format& format : AllFormats()) {
     for (uint64_t seed = 1; seed <= 6; ++seed) {
-      Problem p(seed, format);
+      RandomProduct p(seed, format);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", p.Describe()));
       const std::vector<float> packed = RunF32(ops(), p);
       p.matrix = Pack(p.weights.ToFp32(), p.splits);
@@ -125,7 +92,7 @@ TEST_P(MatMulTest, EveryKindGivesTheBitsOfItsFp32Copy) {
 // The largest codes, factors and activations: no integer overflows.
 TEST_P(MatMulTest, LargestProducts) {
   for (const Format& format : AllFormats()) {
-    Problem p(2, format);
+    RandomProduct p(2, format);
     if (!p.matrix.quantized()) continue;
     SCOPED_TRACE(p.Describe());
     for (WeightRow& row : p.weights.rows) {
@@ -159,14 +126,14 @@ TEST_P(MatMulTest, LargestProducts) {
 
 TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
   for (const Format& format : AllFormats()) {
-    Problem p(5, format);
+    RandomProduct p(5, format);
     p.accumulate = false;
     const std::vector<float> batch = RunF32(ops(), p);
     QuantizedBuffer x = Quantize(ops(), p.x, p.rows, p.matrix.view());
     const std::vector<float> batch_i16 =
         p.matrix.quantized() ? RunI16(ops(), p, x) : std::vector<float>();
     for (int row = 0; row < p.rows; ++row) {
-      Problem one(5, format);
+      RandomProduct one(5, format);
       one.accumulate = false;
       one.rows = 1;
       one.x.assign(p.x.begin() + row * p.k, p.x.begin() + (row + 1) * p.k);
@@ -182,8 +149,8 @@ TEST_P(MatMulTest, OneRowAloneEqualsTheBatch) {
 
 TEST_P(MatMulTest, WritesOnlyItsPanels) {
   uint64_t seed = 10;
-  while (Problem(seed, FormatNamed("Q4_1")).matrix.view().panels() <= 2) ++seed;
-  Problem p(seed, FormatNamed("Q4_1"));
+  while (RandomProduct(seed, FormatNamed("Q4_1")).matrix.view().panels() <= 2) ++seed;
+  RandomProduct p(seed, FormatNamed("Q4_1"));
   p.accumulate = false;
   const std::vector<float> whole = RunF32(ops(), p);
   std::vector<float> parts = p.out;
@@ -240,7 +207,7 @@ TEST_P(MatMulTest, ConsecutiveSplitSubtreesAddUpToTheWhole) {
 TEST_P(MatMulTest, QuantizesLikeTheReference) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Problem p(seed, FormatNamed("Q4_1"));
+    RandomProduct p(seed, FormatNamed("Q4_1"));
     // The rows have numbers of all sizes, from far below one step to near the largest.
     for (int row = 0; row < p.rows; ++row) {
       const float scale = std::ldexp(1.0f, p.random.Int(-120, 120));
