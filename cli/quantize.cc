@@ -365,8 +365,8 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
       ->check(CLI::IsMember({"importance", "natural"}).description(""));
   app.add_option(
          "--outliers", flags->outliers,
-         "The percentage of the weights that would be spqr's outliers if none were rounded; those "
-         "that are, and the bits, are in quantization.md. [default 1]")
+         "The percentage of the weights that spqr keeps as outliers, about; the bits are in "
+         "quantization.md. [default 1]")
       ->check(between(0, 100));
   app.add_option("--threads", flags->threads,
                  "The number of threads; 0 means one for each CPU. The result does not depend on "

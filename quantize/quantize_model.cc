@@ -552,8 +552,7 @@ std::string ReportText(const QuantizeJob& job, const QuantizeReport& report) {
       report.bits);
   if (settings.method == Method::kSpqr) {
     text += absl::StrFormat(
-        "\nOutliers would be %.2f %% of the plain weights. Bits are those of codes (3), of their "
-        "scales "
+        "\nOutliers are about %.2f %% of the weights. Bits are those of codes (3), of their scales "
         "and zeros (0.625),\nand of outliers (32 each, and 32 for each row). In the file codes and "
         "scales take 4 bits.\n",
         100 * settings.outliers);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 
@@ -13,6 +14,11 @@ namespace {
 constexpr int64_t kGroup = SpqrMatrix::kGroup;
 constexpr int kHigh = (1 << SpqrMatrix::kBits) - 1;
 static_assert(kTileOutputs == kGroup && kGptqRows == kGroup);
+
+// How often all weights are rounded to find the threshold that makes the wanted share outliers, and
+// the part of the share that it may miss.
+constexpr int kThresholdRounds = 4;
+constexpr double kMostShareError = 0.05;
 
 // weight = scale (code - zero).
 struct Span {
@@ -129,10 +135,12 @@ class TileRows {
     }
   }
 
-  void Round(double threshold, SpqrMatrix& out) {
+  // Puts the sensitivity that each weight has when its turn comes into `met` [rows, inputs].
+  void Round(double threshold, SpqrMatrix& out, std::span<float> met) {
+    for (int64_t r = 0; r < count_; ++r) out.outliers[static_cast<size_t>(first_ + r)].clear();
     for (int64_t begin = 0; begin < n_; begin += kGroup) {
       bool outlier[kGroup][kGroup] = {};
-      FitTile(begin, threshold, outlier, out);
+      FitTile(begin, threshold, outlier, out, met);
       for (int64_t i = begin; i < begin + kGroup; ++i) RoundInput(i, outlier[i - begin], out);
     }
   }
@@ -151,7 +159,8 @@ class TileRows {
   }
 
   // Finds the outliers [input][row] of a tile, and scales and zeros of the rest.
-  void FitTile(int64_t begin, double threshold, bool (&outlier)[kGroup][kGroup], SpqrMatrix& out) {
+  void FitTile(int64_t begin, double threshold, bool (&outlier)[kGroup][kGroup], SpqrMatrix& out,
+               std::span<float> met) {
     double scales[kGroup] = {}, zeros[kGroup] = {};
     for (int64_t r = 0; r < count_; ++r) {
       const GroupRow group = Group(r, begin);
@@ -159,6 +168,7 @@ class TileRows {
       Sensitivities(group, reductions);
       double least = std::numeric_limits<double>::infinity(), greatest = -least;
       for (int64_t j = 0; j < kGroup; ++j) {
+        met[static_cast<size_t>((first_ + r) * n_ + begin + j)] = static_cast<float>(reductions[j]);
         outlier[j][r] = reductions[j] > threshold;
         if (outlier[j][r]) continue;
         least = std::min(least, group.weights[j]);
@@ -252,16 +262,20 @@ SpqrMatrix Spqr(std::span<const float> weights, int64_t rows, const GptqFactor& 
       visit(some);
     });
   };
-  double threshold = std::numeric_limits<double>::infinity();
+  std::vector<float> sensitivities(weights.size());
   const auto wanted = static_cast<int64_t>(share * static_cast<double>(weights.size()));
-  if (wanted > 0) {
-    std::vector<float> sensitivities(weights.size());
-    each_tile([&](TileRows& some) { some.Measure(sensitivities); });
-    const auto place = sensitivities.begin() + (wanted - 1);
-    std::nth_element(sensitivities.begin(), place, sensitivities.end(), std::greater<>());
-    threshold = std::max(*place, 0.0f);
+  if (wanted > 0) each_tile([&](TileRows& some) { some.Measure(sensitivities); });
+  for (int round = 0; round < kThresholdRounds; ++round) {
+    double threshold = std::numeric_limits<double>::infinity();
+    if (wanted > 0) {
+      const auto place = sensitivities.begin() + (wanted - 1);
+      std::nth_element(sensitivities.begin(), place, sensitivities.end(), std::greater<>());
+      threshold = std::max(*place, 0.0f);
+    }
+    each_tile([&](TileRows& some) { some.Round(threshold, out, sensitivities); });
+    const auto missed = static_cast<double>(std::abs(out.outlier_count() - wanted));
+    if (missed <= kMostShareError * static_cast<double>(wanted)) break;
   }
-  each_tile([&](TileRows& some) { some.Round(threshold, out); });
   return out;
 }
 

@@ -4,9 +4,9 @@
 //
 // A weight is an outlier if the errors of the others in its group of 16 become smaller by more than
 // a threshold when their scale need not span it. Errors are those of GPTQ: of input i they count by
-// 1 / U_ii^2. The threshold is the one that would make the wanted share of the plain weights
-// outliers. What it makes is more, about twice as many at 1 %: weights have the errors of others by
-// then.
+// 1 / U_ii^2. When their turn comes, weights have the errors of others, so the sensitivities of the
+// plain weights would make about twice as many outliers as wanted: the weights are rounded up to
+// four times, each time with the threshold that the sensitivities of the time before give.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ struct SpqrMatrix {
   double bits_per_weight() const;
 };
 
-// `weights` are [rows, inputs]; the factor must not be by importance. `share` of the weights, at
-// most 1, become outliers. The result does not depend on threads. Scales that fp16 does not hold
+// `weights` are [rows, inputs]; the factor must not be by importance. About `share` of the weights,
+// at most 1, become outliers. The result does not depend on threads. Scales that fp16 does not hold
 // are infinite.
 SpqrMatrix Spqr(std::span<const float> weights, int64_t rows, const GptqFactor& factor,
                 double share, ParallelItems parallel);
