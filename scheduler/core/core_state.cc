@@ -65,6 +65,16 @@ std::uint64_t CoreState::MostBlocks(const Request& request) const {
   return flotilla::scheduler::MostBlocks(extent, *description);
 }
 
+const Sequence* CoreState::OpensFirst(const Request& request) const {
+  const Sequence* first = nullptr;
+  for (const TableIndex index : request.sequences) {
+    const Sequence& sequence = sequences[index];
+    if (sequence.open()) return nullptr;
+    if (first == nullptr && !sequence.fork.parent.has_value()) first = &sequence;
+  }
+  return first;
+}
+
 void CoreState::UpdateOutstanding(Sequence& sequence) {
   const std::uint64_t had = std::max(sequence.length.computed, sequence.fork.length);
   outstanding_tokens -= sequence.outstanding_tokens;

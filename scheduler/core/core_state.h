@@ -198,6 +198,8 @@ struct CoreState {
   std::vector<TableIndex> RunningInOrder() const;
   // The most blocks that a request alone can come to hold.
   std::uint64_t MostBlocks(const Request& request) const;
+  // The sequence of an admitted request that opens first. Null: some are open.
+  const Sequence* OpensFirst(const Request& request) const;
   // The number of output tokens that a sequence is expected to still make, and the number for
   // which memory is kept. The latter is more after preemptions.
   std::uint64_t ExpectedOutputs(const Sequence& sequence) const;

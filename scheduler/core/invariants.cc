@@ -43,6 +43,10 @@ std::uint64_t KeptBlocks(const CoreState& state) {
     for (const BlockId block : in_windows) {
       secure += block != kNullBlock && state.epoch->kv.pool().tables(block) == names[block];
     }
+    // What was shared by a sequence that has ended is still in the tables of others, or available.
+    if (const Sequence* first = state.OpensFirst(request)) {
+      secure += state.epoch->kv.FindPrefixAnew(*first, request).shared();
+    }
     const std::uint64_t most = state.MostBlocks(request);
     kept += most - std::min(most, secure);
   }

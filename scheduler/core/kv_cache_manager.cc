@@ -249,23 +249,35 @@ void KvCacheManager::Forget(const Sequence& sequence) {
   if (sequence.self < paths_.size()) paths_[sequence.self].reset();
 }
 
-KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const Request& request,
-                                                 std::int64_t block_ns) {
-  if (index_ == nullptr || request.wants_prompt_rows()) return {};
+KvCacheManager::Match KvCacheManager::UpdateMatch(const Sequence& sequence, const Request& request,
+                                                  PrefixPath& path) const {
   const std::uint32_t size = block_tokens();
   const std::size_t reusable = std::size_t{ReusableBlocks(sequence, request)} * size;
-  PrefixPath& path = PathOf(sequence);
   path.Update(request.cache_scope, absl::MakeConstSpan(sequence.tokens).first(reusable), size);
   const auto windows = static_cast<std::uint32_t>(
       std::count_if(groups_.begin(), groups_.end(),
                     [](const KvGroup& group) { return group.kind == KvGroup::Kind::kWindow; }));
-  Match match{.node = path.ready() == 0 ? kNoPrefix : path.node(path.ready() - 1),
-              .blocks = path.ready(),
-              .secure = path.ready() * (static_cast<std::uint32_t>(groups_.size()) - windows),
-              .pinned = path.unnamed(),
-              .pinned_in_windows = path.unnamed_in_windows(),
-              .counted_on = path.counted_on(),
-              .loading = path.loading()};
+  return {.node = path.ready() == 0 ? kNoPrefix : path.node(path.ready() - 1),
+          .blocks = path.ready(),
+          .secure = path.ready() * (static_cast<std::uint32_t>(groups_.size()) - windows),
+          .pinned = path.unnamed(),
+          .pinned_in_windows = path.unnamed_in_windows(),
+          .counted_on = path.counted_on(),
+          .loading = path.loading()};
+}
+
+KvCacheManager::Match KvCacheManager::FindPrefixAnew(const Sequence& sequence,
+                                                     const Request& request) const {
+  if (index_ == nullptr || request.wants_prompt_rows()) return {};
+  PrefixPath path(index_.get(), &pool_, groups_);
+  return UpdateMatch(sequence, request, path);
+}
+
+KvCacheManager::Match KvCacheManager::FindPrefix(const Sequence& sequence, const Request& request,
+                                                 std::int64_t block_ns) {
+  if (index_ == nullptr || request.wants_prompt_rows()) return {};
+  PrefixPath& path = PathOf(sequence);
+  Match match = UpdateMatch(sequence, request, path);
   const PrefixPath::Longer& longer = path.WithTiers(tiers_.WorthLoading(RecomputeNs(block_ns)));
   if (longer.blocks <= match.blocks) return match;
   // The windows of a short hit can cost more than to compute it.

@@ -103,6 +103,9 @@ class KvCacheManager {
     std::uint32_t longer = 0;         // leading blocks of tokens then
     std::uint32_t longer_pinned = 0;  // KV blocks of that hit in the pool that no table names
     bool loading = false;
+
+    // The KV blocks that the hit shares with others' tables, in groups that keep all.
+    std::uint32_t shared() const { return secure - (pinned - pinned_in_windows); }
   };
 
   // Whether a sequence can be forked at any earlier position. It cannot where a group
@@ -128,6 +131,8 @@ class KvCacheManager {
   // costs as much as has changed since, until the sequence is opened or forgotten. Its tokens must
   // not change before.
   Match FindPrefix(const Sequence& sequence, const Request& request, std::int64_t block_ns = 0);
+  // The same without what is remembered, and without tiers. O(tokens): for tests.
+  Match FindPrefixAnew(const Sequence& sequence, const Request& request) const;
   // Forgets what FindPrefix remembers of a sequence. Must be called before the sequence is erased.
   void Forget(const Sequence& sequence);
   // Whether `other`, which is in prefill, will publish the block after `match`. Then it
@@ -234,6 +239,8 @@ class KvCacheManager {
     return index_->slot(node_of_[block.value()], group_of_[block.value()]).kept();
   }
   PrefixPath& PathOf(const Sequence& sequence);
+  // Brings the path up to date, and returns what the pool has of it.
+  Match UpdateMatch(const Sequence& sequence, const Request& request, PrefixPath& path) const;
   // What an open sequence holds.
   struct Holding {
     std::vector<std::vector<BlockId>> tables;  // [groups]

@@ -484,7 +484,11 @@ void StepPlanner::CountReserved() {
     std::vector<const Sequence*> sequences;
     for (const TableIndex index : request.sequences) sequences.push_back(&state_.sequences[index]);
     const std::uint64_t all = ReservationOf(request);
-    const std::uint64_t more = all - std::min(all, state_.epoch->kv.SecureBlocks(sequences));
+    std::uint64_t secure = state_.epoch->kv.SecureBlocks(sequences);
+    if (const Sequence* first = state_.OpensFirst(request)) {
+      secure += state_.epoch->kv.FindPrefix(*first, request).shared();
+    }
+    const std::uint64_t more = all - std::min(all, secure);
     if (request.non_preemptible()) kept_blocks_ += more;
     reserved_blocks_ += more;
     at += request.sequences.size();

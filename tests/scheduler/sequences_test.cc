@@ -118,6 +118,30 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
   EXPECT_EQ(harness.core.Snapshot().counters.forks, 1u);
 }
 
+// The first sequence shares its prompt with another request, and ends before the others have forked
+// from it. They find the prompt again, so what is kept for them need not hold it. The harness
+// checks that what is kept is there, however few blocks the pool has.
+TEST(Sequences, FindAgainWhatOneThatHasEndedShared) {
+  for (std::uint32_t blocks = 13; blocks < 30; ++blocks) {
+    SCOPED_TRACE(blocks);
+    CoreHarness harness({.max_step_tokens = 8,
+                         .watermark_blocks = 0,
+                         .expected_output_permille = 0,
+                         .max_preemptions = 0},
+                        SequencesGroup(1, blocks));
+    harness.Submit(1, 5, 8);
+    harness.Plan();
+    harness.Answer();
+    TokenizedRequest request = CoreHarness::Request(2, 5, 1);
+    request.sequences = 4;
+    request.prompt = CoreHarness::Request(1, 5, 1).prompt;
+    harness.core.Submit(0, request);
+    harness.RunAll();
+    EXPECT_EQ(harness.EndOf(2)->status, absl::OkStatus());
+    EXPECT_EQ(harness.TokensOf(2), 4u);
+  }
+}
+
 // The sequences of a request are preempted and resumed together. Afterwards they share the same
 // blocks again.
 TEST(Sequences, ArePreemptedAndResumedTogether) {

@@ -279,6 +279,11 @@ TEST(Simulation, ALargeTierKeepsWhatIsEvicted) {
 // see a fork within a run that its parent has left, and draft tokens that leave one.
 TEST(Simulation, RunsThatAreNotFullBelongToTheirSequence) {
   const std::uint64_t seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 10'000 : 200;
+  if (const std::uint64_t seed = EnvNumber("FLOTILLA_SIM_SEED"); seed != 0) {
+    EXPECT_EQ(Simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true).Run(kMostSteps),
+              absl::OkStatus());
+    return;
+  }
   SimCoverage total;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     Simulation simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true);
