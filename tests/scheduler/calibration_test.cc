@@ -142,6 +142,23 @@ TEST(StepTimeModel, AMachineThatBecomesSlowerIsNoticedInTwentySteps) {
   EXPECT_NEAR(static_cast<double>(model.PredictNs(decodes)), 12e6, 2e6);
 }
 
+// The first steps after a change do not separate the terms, so what they say of other shapes may be
+// wrong by any factor.
+TEST(StepTimeModel, NothingIsSurelyLateJustAfterAChange) {
+  StepTimeModel model(1000, 50'000);
+  StepShape decodes;
+  for (int i = 0; i < 8; ++i) decodes.AddDecode(500);
+  for (int i = 0; i < 500; ++i) model.Observe(decodes, 4'000'000);
+  EXPECT_GT(model.QuickestNs(4'000'000, {}), 1'500'000);
+  int unknown = 0;
+  for (int i = 0; i < 100; ++i) {
+    model.Observe(decodes, 12'000'000);
+    unknown += model.QuickestNs(12'000'000, {}) == 0;
+  }
+  EXPECT_EQ(unknown, 16);
+  EXPECT_GT(model.QuickestNs(12'000'000, {}), 4'500'000);
+}
+
 TEST(StepTimeModel, HostileTimingsStayInBounds) {
   StepTimeModel model(-5, INT64_MAX);
   testing::Random random(9);

@@ -77,7 +77,7 @@ std::int64_t StepTimeModel::QuantileNs(const StepShape& shape, std::uint32_t per
 
 std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, const StepShape& largest) const {
   constexpr std::uint64_t kFew = 16;
-  if (steps_ < kFew) return 0;
+  if (since_change_ < kFew) return 0;
   const bool extrapolates = largest.prefill_rows > 4 * most_prefill_rows_ ||
                             largest.prefill_context > 4 * most_prefill_context_;
   if (extrapolates) return ns / 4;
@@ -171,6 +171,7 @@ void StepTimeModel::Rescale(std::int64_t ratio) {
     }
   }
   ForgetRatios();
+  since_change_ = 0;
 }
 
 void StepTimeModel::NoticeChange(std::int64_t ratio) {
@@ -197,6 +198,7 @@ void StepTimeModel::Observe(const StepShape& shape, std::int64_t ns) {
       std::clamp(seen, predicted / kOutlier, std::min(predicted, kMostNs / kOutlier) * kOutlier));
   Improve();
   ++steps_;
+  ++since_change_;
   since_decodes_alone_ += prefill;
   most_prefill_rows_ = std::max(most_prefill_rows_, shape.prefill_rows);
   most_prefill_context_ = std::max(most_prefill_context_, shape.prefill_context);

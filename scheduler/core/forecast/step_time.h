@@ -60,8 +60,8 @@ class StepTimeModel {
   // The time that `permille` of the steps of such a shape do not exceed.
   std::int64_t QuantileNs(const StepShape& shape, std::uint32_t permille) const;
   // `ns`, which was predicted for steps with chunks up to `largest`, less all that the model may be
-  // wrong: nearly every step takes longer. 0 for the first steps, and a quarter for chunks with far
-  // more rows or context than all that were seen.
+  // wrong: nearly every step takes longer. 0 for the first steps, and the first ones after a change
+  // of all times; a quarter for chunks with far more rows or context than all that were seen.
   std::int64_t QuickestNs(std::int64_t ns, const StepShape& largest) const;
   // A time that a step keeps to if it is expected to. Where the target is `strict`, the step also
   // exceeds it by a tenth in one of twenty cases at most.
@@ -113,8 +113,9 @@ class StepTimeModel {
   std::uint64_t steps_ = 0;
   std::uint64_t most_prefill_rows_ = 0, most_prefill_context_ = 0;  // of a step
   std::uint64_t since_decodes_alone_ = 0;                           // steps with prefill in a row
-  std::int64_t side_ = 0;     // the last steps in a row that were too long (> 0) or too short
-  std::int64_t nearest_ = 0;  // the ratio of the one of them that was least off
+  std::uint64_t since_change_ = 0;  // steps since all times have changed
+  std::int64_t side_ = 0;           // the last steps in a row that were too long (> 0) or too short
+  std::int64_t nearest_ = 0;        // the ratio of the one of them that was least off
 };
 
 }  // namespace flotilla::scheduler
