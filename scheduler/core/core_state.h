@@ -45,6 +45,7 @@ struct PlannedRun {
   bool chunk = false;       // prefill; else a decode
   bool samples = false;     // the result has tokens unless the sequence has finished
   bool prompt_logprobs = false;
+  RequestId request;             // with prompt_logprobs: whose they are
   std::uint32_t candidates = 0;  // Run::candidates
 };
 

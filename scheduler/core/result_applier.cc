@@ -85,8 +85,11 @@ absl::Status ResultApplier::ApplyPlan(const PlanInFlight& plan, const StepResult
     }
     if (sequence.noop) ++state_.counters.noops;
     const std::optional<TableIndex> index = epoch.handles.Live(sequence.sequence, plan.step);
-    if (!index.has_value()) continue;  // it ended after the plan was sent
-    if (absl::Status s = ApplyRun(plan.runs[i], sequence, *index); !s.ok()) return s;
+    if (absl::Status s = index.has_value() ? ApplyRun(plan.runs[i], sequence, *index)
+                                           : ApplyEndedRun(plan.runs[i], sequence);
+        !s.ok()) {
+      return s;
+    }
   }
   return absl::OkStatus();
 }
@@ -189,6 +192,15 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
     state_.EndSequence(index, FinishReason::kLength, 0);
   }
   return absl::OkStatus();
+}
+
+// The sequence ended after the plan was sent. Others of its request do not compute again what it
+// has computed of the prompt.
+absl::Status ResultApplier::ApplyEndedRun(const PlannedRun& run, const SequenceResult& result) {
+  if (!run.prompt_logprobs || result.finished == FinishReason::kError) return absl::OkStatus();
+  const std::optional<TableIndex> index = state_.requests.Find(run.request);
+  if (!index.has_value() || !state_.requests[*index].admitted) return absl::OkStatus();
+  return EmitPromptLogprobs(run, result, state_.requests[*index]);
 }
 
 absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,

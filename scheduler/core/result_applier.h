@@ -26,6 +26,7 @@ class ResultApplier {
   absl::Status ApplyRun(const PlannedRun& run, const SequenceResult& result, TableIndex index);
   absl::Status CheckRun(const PlannedRun& run, const SequenceResult& result,
                         const Sequence& sequence) const;
+  absl::Status ApplyEndedRun(const PlannedRun& run, const SequenceResult& result);
   absl::Status EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,
                                   Request& request);
   void CountDraftTokens(const PlannedRun& run, const SequenceResult& result, Sequence& sequence);

@@ -207,6 +207,7 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
                    .chunk = true,
                    .samples = samples,
                    .prompt_logprobs = prompt_logprobs,
+                   .request = prompt_logprobs ? request.id : RequestId(),
                    .candidates = run.candidates});
   plan_.ops.push_back(std::move(run));
   ChargePrompt(state_.RequestOf(sequence), begin, end);

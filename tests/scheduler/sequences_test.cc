@@ -118,6 +118,30 @@ TEST(Sequences, APendingSequenceOutlivesItsParent) {
   EXPECT_EQ(harness.core.Snapshot().counters.forks, 1u);
 }
 
+// The first sequence is cancelled while the others fork from it and its last chunk is under way.
+// They do not compute the prompt again, so the log-probabilities come from that chunk.
+TEST(Sequences, ACancelledOneStillGivesThePromptsLogprobs) {
+  CoreHarness harness({.prefix_cache = false}, SequencesGroup(4, 100));
+  TokenizedRequest request = CoreHarness::Request(1, 11, 5);
+  request.sequences = 3;
+  request.logprobs.prompt_top = 0;
+  harness.core.Submit(0, request);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  harness.core.Cancel({.request = request.id, .sequence = SequenceIndex(0), .keep_tokens = 0});
+  while (!harness.plans.empty()) harness.Answer();
+  harness.RunAll();
+  std::uint32_t next = 1;
+  for (const EngineEvent& event : harness.events[1]) {
+    if (const auto* prompt = std::get_if<PromptLogprobs>(&event)) {
+      EXPECT_EQ(prompt->first, next);
+      next += static_cast<std::uint32_t>(prompt->tokens.size());
+    }
+  }
+  EXPECT_EQ(next, 11u);
+  EXPECT_EQ(harness.TokensOf(1), 10u);
+}
+
 // The first sequence shares its prompt with another request, and ends before the others have forked
 // from it. They find the prompt again, so what is kept for them need not hold it. The harness
 // checks that what is kept is there, however few blocks the pool has.

@@ -144,7 +144,7 @@ bool SimClient::PromptComplete() const {
   return request_.logprobs.prompt_top == LogprobSpec::kOff ||
          prompt_next_ == request_.prompt.size() ||
          std::any_of(sequences_.begin(), sequences_.end(),
-                     [](const Sequence& b) { return b.cancelled_keep || b.prefixed; });
+                     [](const Sequence& b) { return b.prefixed; });
 }
 
 bool SimClient::AllEnded() const {
