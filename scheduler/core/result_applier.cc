@@ -161,6 +161,7 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
   sequence.length.Answer(run.least, run.most, result.length - sequence.length.computed);
   const bool is_late = IsLate(run, result);
   state_.counters.late_rows += is_late;
+  if (run.samples) sequence.NoteMask(is_late);
   if (run.samples && !run.chunk && !result.tokens.empty()) CountDraftTokens(run, result, sequence);
   if (result.finished == FinishReason::kError) {
     const absl::Status status = ErrorOf(result);

@@ -120,6 +120,9 @@ struct Sequence {
   std::uint32_t micro_batch = 0;
   // The last time that it could have run, it was short of a block and was deferred.
   bool deferred = false;
+  // How many of its rows gave no token one after the other, since their masks were late, and how
+  // many more plans it is left out of for that.
+  std::uint32_t late_in_a_row = 0, backoff = 0;
 
   // Kept while the sequence is not open.
   FatalRows fatal;
@@ -152,6 +155,16 @@ struct Sequence {
     if (from < fatal.begin) return fatal.begin;
     return *std::upper_bound(fatal.cuts.begin(), fatal.cuts.end() - 1, from);
   }
+  // Records the result of a row that samples. A mask that was late twice is probably late for a
+  // while, and its rows run for nothing: ever more plans are left out before the next one.
+  void NoteMask(bool is_late) {
+    constexpr std::uint32_t kMostBackoff = 6;
+    late_in_a_row = is_late ? late_in_a_row + 1 : 0;
+    backoff = std::min(late_in_a_row > 0 ? late_in_a_row - 1 : 0, kMostBackoff);
+  }
+  // Whether its next row is likely to run for nothing. While the result of the last one is
+  // outstanding, nothing new is known.
+  bool backs_off() const { return late_in_a_row > 1 && (backoff > 0 || length.in_flight_max > 0); }
   // The sequence has finished and no further run can change it. Its last result may still
   // be on the way.
   bool surely_finished() const { return length.computed_min == length.max; }

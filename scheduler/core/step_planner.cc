@@ -189,6 +189,7 @@ bool StepPlanner::AnythingToRun() {
 void StepPlanner::Assess() {
   order_ = state_.RunningInOrder();
   for_other_steps_.clear();
+  backing_off_.clear();
   decodes_.clear();
   finished_.clear();
   short_of_blocks_.clear();
@@ -296,6 +297,9 @@ void StepPlanner::AssessDecodes() {
       AssessBeamStep(index);
     }
   }
+  // Rows that run for nothing delay only others.
+  if (!decodes_.empty() || !chunks_.empty()) return;
+  for (const TableIndex index : std::exchange(backing_off_, {})) TakeRow(index);
 }
 
 void StepPlanner::AssessDecode(TableIndex index) {
@@ -307,18 +311,25 @@ void StepPlanner::AssessDecode(TableIndex index) {
     if (sequence.deferred) KeepFor(sequence);
   } else if (sequence.surely_finished()) {
     finished_.push_back(index);
+  } else if (sequence.backs_off() && !isolated_.has_value()) {
+    backing_off_.push_back(index);
   } else {
-    const Request& request = state_.RequestOf(sequence);
-    const std::uint64_t needed = BlocksNeededForNext(sequence);
-    if (needed > Room(request)) {
-      short_of_blocks_.push_back(index);
-      return;
-    }
-    Take(request, needed);
-    --budget_;
-    shape_.AddDecode(sequence.length.scheduled_max);
-    decodes_.push_back(index);
+    TakeRow(index);
   }
+}
+
+void StepPlanner::TakeRow(TableIndex index) {
+  const Sequence& sequence = state_.sequences[index];
+  const Request& request = state_.RequestOf(sequence);
+  const std::uint64_t needed = BlocksNeededForNext(sequence);
+  if (needed > Room(request)) {
+    short_of_blocks_.push_back(index);
+    return;
+  }
+  Take(request, needed);
+  --budget_;
+  shape_.AddDecode(sequence.length.scheduled_max);
+  decodes_.push_back(index);
 }
 
 void StepPlanner::AssessBeamStep(TableIndex index) {

@@ -82,6 +82,8 @@ class StepPlanner {
   void Assess();
   void AssessDecodes();
   void AssessDecode(TableIndex index);
+  // Gives a decode its row, or notes that it is short of a block for it.
+  void TakeRow(TableIndex index);
   // Whether the sequence is a beam that needs one token before its next choice. Such a
   // beam runs with the decodes.
   bool IsBeamStep(const Sequence& sequence) const;
@@ -235,6 +237,7 @@ class StepPlanner {
   std::vector<TableIndex> finished_;         // due, but surely finished: no-ops
   std::vector<TableIndex> short_of_blocks_;  // could run if they had blocks
   std::vector<TableIndex> for_other_steps_;  // due, but the step is for others
+  std::vector<TableIndex> backing_off_;      // due, but their masks are probably late
   std::vector<Chunk> chunks_;                // of beams
   std::vector<PendingOpen> opens_;           // of pending sequences
   bool decodes_are_short_ = false;           // some of short_of_blocks_ are decodes

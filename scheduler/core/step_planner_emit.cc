@@ -15,11 +15,17 @@ void StepPlanner::EmitDeferrals() {
     state_.epoch->kv.AddDefer(plan_.step, sequence.handle);
     ++state_.counters.deferrals;
   }
-  for (const TableIndex index : for_other_steps_) {
-    const SequenceHandle handle = state_.sequences[index].handle;
-    plan_.ops.push_back(Defer{.sequence = handle});
-    state_.epoch->kv.AddDefer(plan_.step, handle);
-    ++state_.counters.deferrals;
+  for (const TableIndex index : backing_off_) {
+    std::uint32_t& backoff = state_.sequences[index].backoff;
+    backoff -= std::min(backoff, 1u);
+  }
+  for (const auto* indices : {&for_other_steps_, &backing_off_}) {
+    for (const TableIndex index : *indices) {
+      const SequenceHandle handle = state_.sequences[index].handle;
+      plan_.ops.push_back(Defer{.sequence = handle});
+      state_.epoch->kv.AddDefer(plan_.step, handle);
+      ++state_.counters.deferrals;
+    }
   }
 }
 
@@ -52,6 +58,7 @@ void StepPlanner::EmitOpen(const PendingOpen& open) {
 
 void StepPlanner::Opened(Sequence& sequence) {
   sequence.opened = plan_.step;
+  sequence.late_in_a_row = sequence.backoff = 0;
   sequence.state = SequenceState::kPrefill;
   sequence.prefill_tokens = static_cast<std::uint32_t>(sequence.tokens.size());
   state_.UpdateOutstanding(sequence);

@@ -63,7 +63,8 @@ TEST(Constraints, LateRowsRunAgainAndGiveTheSameTokens) {
   }
 }
 
-// The steps of a request beside one whose masks are always late are those that it needs alone.
+// The steps of a request beside one whose masks are always late are those that it needs alone, and
+// few of them have a row that runs for nothing.
 TEST(Constraints, NobodyElseWaitsForALateMask) {
   CoreHarness harness({}, ConstraintsGroup(1));
   harness.mask_of = [](const worker::BatchItem&) { return std::optional<std::string>(""); };
@@ -72,14 +73,43 @@ TEST(Constraints, NobodyElseWaitsForALateMask) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
   }
-  harness.Submit(2, 20, 8);
-  for (int i = 0; i < 8; ++i) {
+  EXPECT_EQ(harness.core.Snapshot().counters.late_rows, 10u);
+  harness.Submit(2, 20, 30);
+  for (int i = 0; i < 30; ++i) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
     harness.Answer();
   }
-  EXPECT_EQ(harness.TokensOf(2), 8u);
+  EXPECT_EQ(harness.TokensOf(2), 30u);
   EXPECT_EQ(harness.TokensOf(1), 0u);
-  EXPECT_GE(harness.core.Snapshot().counters.late_rows, 17u);
+  // One in the step of the prompt, and then one in seven.
+  EXPECT_EQ(harness.core.Snapshot().counters.late_rows, 10u + 1 + 4);
+}
+
+// A mask that was late for once costs its request two plans at most, and one that was late for long
+// seven.
+TEST(Constraints, ARowWhoseMaskIsThereAgainRunsSoon) {
+  for (const std::uint32_t lag : {1u, 2u}) {
+    for (const int times : {1, 2, 3, 4, 8, 40}) {
+      CoreHarness harness({}, ConstraintsGroup(lag));
+      int ready_at = 0;
+      std::map<std::uint32_t, int> late;
+      harness.mask_of = [&](const worker::BatchItem&) -> std::optional<std::string> {
+        if (late[0]++ < times) return "";
+        return std::nullopt;
+      };
+      harness.Submit(1, 20, 500);
+      harness.core.Submit(0, Constrained(2, 20, 1));
+      int plans = 0;
+      for (; harness.TokensOf(2) == 0 && plans < 500; ++plans) {
+        while (harness.Plan() == StallReason::kNone) {
+        }
+        if (late[0] == times && ready_at == 0) ready_at = plans;
+        harness.Answer();
+      }
+      EXPECT_LE(plans - ready_at, static_cast<int>(lag) * (times < 3 ? 3 : 8))
+          << lag << " " << times;
+    }
+  }
 }
 
 // A worker may wait in a step that has nothing but rows whose masks are late.

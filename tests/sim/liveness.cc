@@ -29,7 +29,10 @@ Liveness::Liveness(const scheduler::CoreOptions& options, absl::string_view poli
                    FindClient find_client)
     : options_(options), policy_(policy), find_client_(std::move(find_client)) {}
 
-void Liveness::Begin(const ExecutorDescription& group) { group_ = group; }
+void Liveness::Begin(const ExecutorDescription& group) {
+  group_ = group;
+  left_out_.clear();
+}
 
 void Liveness::BeforePlan(const States& states,
                           const std::vector<scheduler::OpenSequenceView>& open) {
@@ -183,6 +186,27 @@ absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& first,
   return Broken(id, absl::StrCat("overtaken by ", waiter.overtaken, " rows of ", allowed));
 }
 
+// A sequence that decodes is left out of 6 plans at most because its masks are late, of one while a
+// result is outstanding, and of one more for which it is short of a block. While copies hold
+// blocks, or others run in isolated steps, it may be more.
+absl::Status Liveness::CheckLeftOut(const StepPlan& plan, bool unclear) {
+  constexpr std::uint64_t kMost = 8;
+  if (unclear) left_out_.clear();
+  for (const PlanOp& op : plan.ops) {
+    const auto* defer = std::get_if<Defer>(&op);
+    if (defer == nullptr) continue;
+    auto& [plans, last] = left_out_[defer->sequence];
+    plans = last.value() + group_.lag == plan.step.value() ? plans + 1 : 1;
+    last = plan.step;
+    if (unclear) continue;
+    counts_.most_left_out = std::max(counts_.most_left_out, plans);
+    if (plans <= kMost) continue;
+    return absl::InternalError(absl::StrCat("invariant 7: sequence ", defer->sequence.value(),
+                                            " is left out of ", plans, " plans in a row"));
+  }
+  return absl::OkStatus();
+}
+
 // Whether the plan may have no chunk so that decodes alone are measured: after 64 plans with
 // chunks.
 bool Liveness::MeasuresDecodes(const StepPlan& plan) {
@@ -195,6 +219,10 @@ bool Liveness::MeasuresDecodes(const StepPlan& plan) {
 
 absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std::uint64_t copying,
                                  bool loading, bool unclear) {
+  const bool copies = std::any_of(plan.ops.begin(), plan.ops.end(), [](const PlanOp& op) {
+    return std::holds_alternative<BackgroundCopy>(op);
+  });
+  if (absl::Status s = CheckLeftOut(plan, unclear || copies || copying > 0); !s.ok()) return s;
   std::set<RequestId> started, waiting;
   bool further = false;  // the plan opens further sequences of requests that were started before
   for (const PlanOp& op : plan.ops) {

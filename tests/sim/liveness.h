@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +33,8 @@ class Liveness {
     std::uint64_t judged = 0;     // waiting requests that were first of those that wait
     std::uint64_t overtaken = 0;  // prompt tokens that started before one of them
     std::uint64_t most_overtaken_permille = 0;  // of what is allowed, where it is more than 0
+    std::uint64_t most_left_out =
+        0;  // plans in a row that one sequence that decodes was left out of
   };
 
   Liveness(const scheduler::CoreOptions& options, absl::string_view policy, FindClient find_client);
@@ -85,6 +89,7 @@ class Liveness {
   bool Fits(const Seen& seen, std::uint64_t copying) const;
   bool MeasuresDecodes(const StepPlan& plan);
   bool IsFirstAndFits(const Seen& first, std::uint64_t copying) const;
+  absl::Status CheckLeftOut(const StepPlan& plan, bool unclear);
   absl::Status CheckOvertaken(const RequestId& id, const Seen& first, const StepPlan& plan);
 
   const scheduler::CoreOptions options_;
@@ -93,7 +98,9 @@ class Liveness {
   ExecutorDescription group_;
   std::map<RequestId, Seen> seen_;  // before the plan
   std::map<RequestId, Waiter> waiters_;
-  std::set<RequestId> preempted_;        // in this plan
+  std::set<RequestId> preempted_;  // in this plan
+  // By sequence, in how many of its plans in a row it was deferred, and the last of them.
+  std::map<SequenceHandle, std::pair<std::uint64_t, Step>> left_out_;
   std::uint64_t used_ = 0;               // blocks in tables, before the plan
   std::uint64_t places_ = 0;             // taken, before the plan
   std::uint64_t plans_with_chunks_ = 0;  // since a plan without was excused

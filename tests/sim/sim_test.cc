@@ -167,6 +167,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.liveness.started, 5 * seeds);
   EXPECT_GT(total.liveness.overtaken, 20 * seeds);
   EXPECT_GT(total.liveness.most_overtaken_permille, 900u);
+  EXPECT_GE(total.liveness.most_left_out, 6u);
   EXPECT_GT(total.ended_early, seeds);
   EXPECT_GT(total.early_permille, 600);
   EXPECT_EQ(total.most_constraints, 2u);

@@ -356,12 +356,17 @@ bool SimWorker::Sees(const worker::Batch& batch, std::size_t item, std::uint32_t
   return in_run && (run == last || in_block);
 }
 
-// For one token in four of a request with a constraint, once.
+// For one token in four of a request with a constraint: once, or for one of four of these more
+// often.
 bool SimWorker::MaskIsLate(const worker::BatchItem& rows, std::uint32_t at) {
   if (!rows.sampling->constraint) return false;
   const std::uint32_t index = rows.output_index + at;
-  const bool chosen = MixBits(rows.sampling->seed ^ MixBits(index)) % 4 == 0;
-  return chosen && std::exchange(late_[rows.sequence], index + 1) != index + 1;
+  const std::uint64_t bits = MixBits(rows.sampling->seed ^ MixBits(index));
+  if (bits % 4 != 0) return false;
+  const std::uint64_t times = bits / 4 % 4 == 0 ? 1 + bits / 16 % kMostLate : 1;
+  LateMask& late = late_[rows.sequence];
+  if (late.at != index + 1) late = {.at = index + 1};
+  return late.times++ < times;
 }
 
 absl::Status SimWorker::ReadItem(const worker::Batch& batch, std::size_t item,

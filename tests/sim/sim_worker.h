@@ -40,6 +40,9 @@ class SimWorker {
  public:
   using FindClient = std::function<const SimClient&(const RequestId&)>;
 
+  // How often the mask of one token may be late.
+  static constexpr std::uint32_t kMostLate = 10;
+
   // `ngrams`: how draft tokens are made, if the description allows them.
   SimWorker(Epoch epoch, const ExecutorDescription& description, const worker::NgramOptions& ngrams,
             FindClient find_client);
@@ -108,8 +111,12 @@ class SimWorker {
   std::size_t SlotOf(const worker::Batch& batch, std::size_t item, std::uint32_t group,
                      std::uint32_t position) const;
 
-  // By sequence, the index of the last output token whose mask was late, and one more.
-  std::map<SequenceHandle, std::uint32_t> late_;
+  // The last output token whose mask was late.
+  struct LateMask {
+    std::uint32_t at = 0;     // its index, and one more
+    std::uint64_t times = 0;  // that it was asked for
+  };
+  std::map<SequenceHandle, LateMask> late_;
   const std::vector<KvGroup> groups_;
   const std::uint32_t lag_;
   const std::uint32_t slots_;  // of a block, in every group

@@ -115,7 +115,10 @@ absl::Status Simulation::CheckProgress() {
   front_ = first;
   front_progress_ = progress;
   // Its turn comes once a round: what a copy frees just after it is a round late.
-  const std::uint32_t rounds = front_waits_ > 0 ? 3 : 2;
+  // Behind late masks it is left out of 7 rounds at most (Liveness), each time.
+  const std::uint32_t rounds =
+      (front_waits_ > 0 ? 3 : 2) +
+      (Find(first).request().sampling.constraint ? 8 * SimWorker::kMostLate : 0);
   // Every second step is isolated, and quarantined requests have their two isolated steps one
   // request after another.
   const std::uint32_t quarantined = core_->Snapshot().quarantined;
@@ -364,6 +367,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   liveness.started += o.liveness.started;
   liveness.judged += o.liveness.judged;
   liveness.overtaken += o.liveness.overtaken;
+  liveness.most_left_out = std::max(liveness.most_left_out, o.liveness.most_left_out);
   liveness.most_overtaken_permille =
       std::max(liveness.most_overtaken_permille, o.liveness.most_overtaken_permille);
 }

@@ -80,9 +80,9 @@ std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> ite
                     .masks = std::make_unique_for_overwrite<std::uint32_t[]>(
                         (item.drafts.size() + 1) * words)});
   }
-  std::shared_ptr<StepMasks> step(new StepMasks(std::move(held), std::move(progress), has_others,
-                                                words, options_.compiler.patience,
-                                                options_.late_limit, *options_.clock, culprit_));
+  std::shared_ptr<StepMasks> step(new StepMasks(
+      std::move(held), std::move(progress), has_others, words, step_ / options_.steps_per_row,
+      options_.compiler.patience, options_.late_limit, *options_.clock, culprit_));
   absl::MutexLock lock(&mu_);
   // Without items only matchers may have to be dropped.
   if (items.empty() && (!thread_.joinable() || step_ % 64 != 0)) return step;

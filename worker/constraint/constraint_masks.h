@@ -41,6 +41,8 @@ struct ConstraintMasksOptions {
   MatcherLimits matchers;
   // How long steps may wait in all for a sequence's masks before it is refused.
   absl::Duration late_limit = absl::Milliseconds(500);
+  // A sequence has a row in one of so many steps: the micro-batches of a pipeline.
+  std::uint32_t steps_per_row = 1;
   const Clock* clock = nullptr;  // must be set; outlives the ConstraintMasks
 };
 

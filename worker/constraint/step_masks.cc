@@ -7,6 +7,13 @@
 #include "absl/strings/str_cat.h"
 
 namespace flotilla::worker {
+namespace {
+
+// How many rounds count where a sequence comes back. The scheduler leaves out fewer, unless it
+// preempts.
+constexpr std::uint64_t kMostRounds = 8;
+
+}  // namespace
 
 void MaskCulprit::Set(std::shared_ptr<MaskLateness> culprit) {
   absl::MutexLock lock(&mu_);
@@ -45,10 +52,13 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
     }
   }
   const std::int64_t now_ns = clock_.NowNs();
+  const std::uint64_t rounds = std::min(round_ - lateness.late_round, kMostRounds);
   Charge(waits ? now_ns - begin_ns
-               : std::min(now_ns - lateness.late_ns, absl::ToInt64Nanoseconds(patience)));
+               : std::min(now_ns - lateness.late_ns,
+                          absl::ToInt64Nanoseconds(patience * static_cast<std::int64_t>(rounds))));
   lateness.late_at = place;
   lateness.late_ns = now_ns;
+  lateness.late_round = round_;
   if (!IsLateForGood(items_[item])) return {.was_awaited = waits, .allowed = {}, .refusal = {}};
   lateness.is_over = true;
   return {.state = MaskOutcome::State::kRefused,

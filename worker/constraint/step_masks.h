@@ -39,9 +39,11 @@ struct MaskOutcome {
 // How long steps have waited for the masks of one sequence, or could have.
 struct MaskLateness {
   std::atomic<std::int64_t> ns = 0;
-  // The place in the answer, plus one, whose mask was last waited for in vain, and until when.
+  // The place in the answer, plus one, whose mask was last waited for in vain, and when that was,
+  // by the clock and in rounds (StepMasks).
   std::atomic<std::size_t> late_at = 0;
   std::atomic<std::int64_t> late_ns = 0;
+  std::atomic<std::uint64_t> late_round = 0;
   std::atomic<bool> is_over = false;  // it was refused for this
 };
 
@@ -63,9 +65,9 @@ class StepMasks {
  public:
   // Waits at most `patience` for the mask of row `row` of the item that Begin had at place `item`.
   // It does not wait for a grammar that is being compiled, and if the step has other rows, not for
-  // a mask that an earlier step has waited for in vain: that counts as a wait all the same. The
-  // rows behind a draft that the grammar does not allow have masks without a bit, and nothing must
-  // come of them.
+  // a mask that an earlier step has waited for in vain: that counts as a wait all the same, and so
+  // do rounds that leave the sequence out. The rows behind a draft that the grammar does not allow
+  // have masks without a bit, and nothing must come of them.
   MaskOutcome Wait(std::size_t item, std::size_t row, absl::Duration patience);
   // Waits at most `patience` while all grammars of the step are being compiled.
   void AwaitGrammars(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
@@ -93,12 +95,13 @@ class StepMasks {
     bool Decided() const { return item.ready > row || item.compiling || !item.refusal.ok(); }
   };
 
-  // [items] of each; words of a mask.
+  // [items] of each; words of a mask. In each round of steps a sequence may have rows in one.
   StepMasks(std::vector<Item> items, std::vector<Progress> progress, bool has_others,
-            std::size_t words, absl::Duration compile_limit, absl::Duration late_limit,
-            const Clock& clock, std::shared_ptr<MaskCulprit> culprit)
+            std::size_t words, std::uint64_t round, absl::Duration compile_limit,
+            absl::Duration late_limit, const Clock& clock, std::shared_ptr<MaskCulprit> culprit)
       : has_others_(has_others),
         words_(words),
+        round_(round),
         compile_limit_(compile_limit),
         late_limit_(late_limit),
         clock_(clock),
@@ -120,6 +123,7 @@ class StepMasks {
 
   const bool has_others_;  // the step has rows that were not late before
   const std::size_t words_;
+  const std::uint64_t round_;
   const absl::Duration compile_limit_;
   const absl::Duration late_limit_;
   const Clock& clock_;

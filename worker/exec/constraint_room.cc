@@ -75,15 +75,15 @@ absl::StatusOr<std::unique_ptr<ConstraintMasks>> ConstraintRoom::Open() const {
   if (!bundle.ok()) return bundle.status();
   auto vocabulary = ReadConstraintVocabulary(*bundle);
   if (!vocabulary.ok()) return vocabulary.status();
-  ConstraintMasksOptions options{.vocabulary = *std::move(vocabulary), .clock = &clock_};
+  ConstraintMasksOptions options{
+      .vocabulary = *std::move(vocabulary), .steps_per_row = micro_batches_, .clock = &clock_};
   options.compiler.program = program_;
   options.compiler.limits = limits_;
   return ConstraintMasks::Create(std::move(options));
 }
 
 std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
-                                                absl::Span<const std::size_t> items,
-                                                bool may_pause) {
+                                                absl::Span<const std::size_t> items) {
   if (!opener_.joinable()) {
     opener_ = std::thread([this] {
       auto masks = Open();
@@ -93,7 +93,7 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
     });
   }
   const bool only_constrained = HasOnlyConstrainedTokens(batch);
-  may_pause = may_pause && only_constrained;
+  const bool may_pause = micro_batches_ == 1 && only_constrained;
   ConstraintMasks* masks = nullptr;
   {
     absl::MutexLock lock(&mu_);

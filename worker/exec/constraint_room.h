@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -28,21 +29,24 @@ namespace flotilla::worker {
 class ConstraintRoom {
  public:
   // `program` is that which compiles grammars (CompilerOptions::program), within `limits`. `clock`
-  // outlives the room.
+  // outlives the room. `micro_batches`: of the pipeline.
   ConstraintRoom(std::shared_ptr<const model::Checkpoint> file, std::string program,
-                 CompileLimits limits, const Clock& clock)
-      : file_(std::move(file)), program_(std::move(program)), limits_(limits), clock_(clock) {}
+                 CompileLimits limits, std::uint32_t micro_batches, const Clock& clock)
+      : file_(std::move(file)),
+        program_(std::move(program)),
+        limits_(limits),
+        micro_batches_(micro_batches),
+        clock_(clock) {}
   ~ConstraintRoom();
   ConstraintRoom(const ConstraintRoom&) = delete;
   ConstraintRoom& operator=(const ConstraintRoom&) = delete;
 
   // The masks of the rows that sample, of these items of a batch, ascending, which all have
   // constraints. They are numbered as `items` is, which may be empty. The grammars of other items,
-  // whose rows other ranks draw, are compiled, too. The batch is not needed afterwards. With
-  // `may_pause` it waits for at most 20 ms where the step has nothing to compute but rows that all
-  // wait for grammars. One thread calls it.
-  std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items,
-                                  bool may_pause);
+  // whose rows other ranks draw, are compiled, too. The batch is not needed afterwards. It waits
+  // for at most 20 ms where the step has nothing to compute but rows that all wait for grammars,
+  // unless that would delay another micro-batch. One thread calls it.
+  std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items);
 
   // Returns for each of these requests, which have constraints, how many of its drafts the grammar
   // allows (ConstraintMasks::CheckDrafts). It waits for at most 1 ms. The thread of Begin calls it.
@@ -58,6 +62,7 @@ class ConstraintRoom {
   const std::shared_ptr<const model::Checkpoint> file_;
   const std::string program_;
   const CompileLimits limits_;
+  const std::uint32_t micro_batches_;
   const Clock& clock_;
   std::thread opener_;
   absl::Mutex mu_;

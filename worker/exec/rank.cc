@@ -219,7 +219,8 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
   }
   if (absl::Status status = LoadBackend(backend, shards, number); !status.ok()) return status;
   if (last_stage()) {
-    constraints_.emplace(file_, options_.constraint_program, options_.compile_limits, clock);
+    constraints_.emplace(file_, options_.constraint_program, options_.compile_limits,
+                         options_.shape.pipeline, clock);
   }
   vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
   content_hash_ = ContentHash(*file_, *backend_, options_.progress);
@@ -534,8 +535,7 @@ void Rank::BeginMasks(const Batch& batch, StepOutputs& outputs) {
       std::any_of(batch.items.begin(), batch.items.end(),
                   [](const BatchItem& item) { return item.is_constrained(); });
   if (!is_constrained && !constraints_->was_used()) return;
-  // A pause would delay the other micro-batches of a pipeline.
-  outputs.UseMasks(constraints_->Begin(batch, items, options_.shape.pipeline == 1));
+  outputs.UseMasks(constraints_->Begin(batch, items));
 }
 
 std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId> granted) {

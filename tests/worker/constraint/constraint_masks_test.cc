@@ -242,6 +242,32 @@ TEST_F(ConstraintMasksTest, OneStepWaitsForAMask) {
   EXPECT_EQ(masks_->Begin({item})->Wait(0, 0, kLong).state, State::kReady);
 }
 
+// The scheduler leaves out sequences whose masks are late. They are refused no later for that.
+TEST_F(ConstraintMasksTest, RoundsThatLeaveASequenceOutCountAsWaits) {
+  const SharedClock clock(absl::Milliseconds(20));  // stands for the time of a round
+  const Constraint hostile{Constraint::Kind::kGrammar,
+                           "root ::= root root root | root root | [a-z]"};
+  for (const std::uint32_t steps_per_row : {1u, 2u}) {
+    ConstraintMasksOptions options{
+        .vocabulary = SmallVocabulary(), .steps_per_row = steps_per_row, .clock = &clock};
+    options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
+    options.compiler.patience = absl::Hours(10);
+    masks_ = *ConstraintMasks::Create(options);
+    ASSERT_FALSE(AllowedAfter(0, hostile, "a").empty());
+    const std::string answer(240, 'a');  // a second
+    const std::shared_ptr<StepMasks> first = masks_->Begin({Item(0, hostile, answer)}, false);
+    // The thread begins meanwhile.
+    MaskOutcome outcome = first->Wait(0, 0, absl::Milliseconds(100));
+    int late = 0;
+    for (; outcome.state == State::kLate; ++late) {
+      for (std::uint32_t i = 1; i < 4 * steps_per_row; ++i) masks_->Begin({}, false);
+      outcome = masks_->Begin({Item(0, hostile, answer)}, false)->Wait(0, 0, absl::Milliseconds(1));
+    }
+    EXPECT_EQ(outcome.state, State::kRefused);
+    EXPECT_EQ(late, 480 / 4);  // of 500 ms the first wait has taken 20
+  }
+}
+
 // Each of two owners may wait in vain 24 times for 20 ms, but not one of them 48 times. The second
 // one is first seen by another call than Begin.
 TEST_F(ConstraintMasksTest, LatenessDoesNotPassToTheNextOwnerOfAHandle) {
