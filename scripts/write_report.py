@@ -16,8 +16,9 @@ import xml.etree.ElementTree as ElementTree
 # The stages of each part, in the order of the page.
 PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
-    "tests": ("layering", "types", "includes", "scripts", "monitoring", "format", "headers", "locks", "ctest",
-              "integration", "tokenizers", "deploy", "clients"),
+    "tests": ("layering", "types", "includes", "names", "scripts", "monitoring", "format", "headers", "locks",
+              "kernels", "ctest"),
+    "clients": ("integration", "tokenizers", "deploy", "templates", "clients"),
     "mutations": ("fuzz", "mutants", "odr"),
     "attacks": ("attacks",),
     "measurements": ("peer-comparison", "memory", "tokenizer-speed", "prefix-cache-cost", "clean-build"),
@@ -85,7 +86,7 @@ def main():
         if mutants.exists():
             lines += ["", "Deliberate errors in the cores, given to the simulation: "
                       + mutants.read_text().strip() + "."]
-    if part in ("tests", "attacks"):
+    if part in ("tests", "clients", "attacks"):
         measured = list(properties(results, part))
         for name, title in TABLES.items():
             lines += table(measured, name, title)
