@@ -15,14 +15,25 @@ constexpr std::uint64_t kMostRounds = 8;
 
 }  // namespace
 
-void MaskCulprit::Set(std::shared_ptr<MaskLateness> culprit) {
+void MaskCulprit::Set(std::shared_ptr<MaskLateness> culprit, std::int64_t now_ns) {
   absl::MutexLock lock(&mu_);
   culprit_ = std::move(culprit);
+  since_ns_ = now_ns;
 }
 
-void MaskCulprit::Charge(std::int64_t ns) {
+void MaskCulprit::Charge(std::int64_t ns, std::uint64_t round) {
   absl::MutexLock lock(&mu_);
   if (culprit_ != nullptr) culprit_->ns += ns;
+  charged_round_ = std::max(charged_round_, round);
+}
+
+std::int64_t MaskCulprit::Unwaited(std::uint64_t late_round, std::uint64_t round,
+                                   std::int64_t round_ns, std::int64_t late_ns,
+                                   std::int64_t now_ns) {
+  absl::MutexLock lock(&mu_);
+  const std::uint64_t from = std::min(std::max(late_round, charged_round_), round);
+  const auto rounds = static_cast<std::int64_t>(std::min(round - from, kMostRounds));
+  return std::clamp<std::int64_t>(now_ns - std::max(late_ns, since_ns_), 0, round_ns * rounds);
 }
 
 MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration patience) {
@@ -52,10 +63,9 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
     }
   }
   const std::int64_t now_ns = clock_.NowNs();
-  const std::uint64_t rounds = std::min(round_ - lateness.late_round, kMostRounds);
   Charge(waits ? now_ns - begin_ns
-               : std::min(now_ns - lateness.late_ns,
-                          absl::ToInt64Nanoseconds(patience * static_cast<std::int64_t>(rounds))));
+               : culprit_->Unwaited(lateness.late_round, round_, absl::ToInt64Nanoseconds(patience),
+                                    lateness.late_ns, now_ns));
   lateness.late_at = place;
   lateness.late_ns = now_ns;
   lateness.late_round = round_;
@@ -81,7 +91,7 @@ void StepMasks::Charge(std::int64_t waited_ns) {
     more = std::max<std::int64_t>(waited_ns - charged_ns_, 0);
     charged_ns_ += more;
   }
-  if (more > 0) culprit_->Charge(more);
+  if (more > 0) culprit_->Charge(more, round_);
 }
 
 bool StepMasks::IsLateForGood(const Item& item) const {

@@ -51,13 +51,21 @@ struct MaskLateness {
 // whoever waits. Any thread.
 class MaskCulprit {
  public:
-  // Null: none.
-  void Set(std::shared_ptr<MaskLateness> culprit) ABSL_LOCKS_EXCLUDED(mu_);
-  void Charge(std::int64_t ns) ABSL_LOCKS_EXCLUDED(mu_);
+  // From `now_ns` on. Null: none.
+  void Set(std::shared_ptr<MaskLateness> culprit, std::int64_t now_ns) ABSL_LOCKS_EXCLUDED(mu_);
+  // A step of this round has waited in vain.
+  void Charge(std::int64_t ns, std::uint64_t round) ABSL_LOCKS_EXCLUDED(mu_);
+  // What `Charge` may take for rounds up to `round` that could have waited, `round_ns` each: those
+  // after `late_round` that were not charged before, and no longer than since `late_ns`, and since
+  // the culprit's masks are being computed.
+  std::int64_t Unwaited(std::uint64_t late_round, std::uint64_t round, std::int64_t round_ns,
+                        std::int64_t late_ns, std::int64_t now_ns) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   absl::Mutex mu_;
   std::shared_ptr<MaskLateness> culprit_ ABSL_GUARDED_BY(mu_);
+  std::int64_t since_ns_ ABSL_GUARDED_BY(mu_) = 0;
+  std::uint64_t charged_round_ ABSL_GUARDED_BY(mu_) = 0;  // the last one
 };
 
 // Any thread.
