@@ -274,7 +274,9 @@ SpqrMatrix Spqr(std::span<const float> weights, int64_t rows, const GptqFactor& 
     }
     each_tile([&](TileRows& some) { some.Round(threshold, out, sensitivities); });
     const auto missed = static_cast<double>(std::abs(out.outlier_count() - wanted));
-    if (missed <= kMostShareError * static_cast<double>(wanted)) break;
+    if (threshold == 0 || missed <= std::max(1.0, kMostShareError * static_cast<double>(wanted))) {
+      break;
+    }
   }
   return out;
 }

@@ -45,7 +45,8 @@ struct PlannedRun {
   bool chunk = false;       // prefill; else a decode
   bool samples = false;     // the result has tokens unless the sequence has finished
   bool prompt_logprobs = false;
-  RequestId request;             // with prompt_logprobs: whose they are
+  RequestId request;             // with prompt_logprobs: whose they are,
+  Attempt attempt;               // and of which attempt
   std::uint32_t candidates = 0;  // Run::candidates
 };
 

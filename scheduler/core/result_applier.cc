@@ -200,8 +200,10 @@ absl::Status ResultApplier::ApplyRun(const PlannedRun& run, const SequenceResult
 absl::Status ResultApplier::ApplyEndedRun(const PlannedRun& run, const SequenceResult& result) {
   if (!run.prompt_logprobs || result.finished == FinishReason::kError) return absl::OkStatus();
   const std::optional<TableIndex> index = state_.requests.Find(run.request);
-  if (!index.has_value() || !state_.requests[*index].admitted) return absl::OkStatus();
-  return EmitPromptLogprobs(run, result, state_.requests[*index]);
+  if (!index.has_value()) return absl::OkStatus();
+  Request& request = state_.requests[*index];
+  if (!request.admitted || request.attempt != run.attempt) return absl::OkStatus();
+  return EmitPromptLogprobs(run, result, request);
 }
 
 absl::Status ResultApplier::EmitPromptLogprobs(const PlannedRun& run, const SequenceResult& result,

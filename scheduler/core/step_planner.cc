@@ -298,8 +298,13 @@ void StepPlanner::AssessDecodes() {
     }
   }
   // Rows that run for nothing delay only others.
-  if (!decodes_.empty() || !chunks_.empty()) return;
-  for (const TableIndex index : std::exchange(backing_off_, {})) TakeRow(index);
+  if (decodes_.empty() && chunks_.empty()) {
+    for (const TableIndex index : std::exchange(backing_off_, {})) TakeRow(index);
+  }
+  // Prompts must not take the blocks that the rest waits for.
+  for (const TableIndex index : backing_off_) {
+    if (state_.sequences[index].deferred) KeepFor(state_.sequences[index]);
+  }
 }
 
 void StepPlanner::AssessDecode(TableIndex index) {

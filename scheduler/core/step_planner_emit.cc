@@ -15,15 +15,12 @@ void StepPlanner::EmitDeferrals() {
     state_.epoch->kv.AddDefer(plan_.step, sequence.handle);
     ++state_.counters.deferrals;
   }
-  for (const TableIndex index : backing_off_) {
-    std::uint32_t& backoff = state_.sequences[index].backoff;
-    backoff -= std::min(backoff, 1u);
-  }
   for (const auto* indices : {&for_other_steps_, &backing_off_}) {
     for (const TableIndex index : *indices) {
-      const SequenceHandle handle = state_.sequences[index].handle;
-      plan_.ops.push_back(Defer{.sequence = handle});
-      state_.epoch->kv.AddDefer(plan_.step, handle);
+      Sequence& sequence = state_.sequences[index];
+      sequence.backoff -= std::min(sequence.backoff, 1u);
+      plan_.ops.push_back(Defer{.sequence = sequence.handle});
+      state_.epoch->kv.AddDefer(plan_.step, sequence.handle);
       ++state_.counters.deferrals;
     }
   }
@@ -215,6 +212,7 @@ void StepPlanner::EmitChunk(TableIndex index, std::uint32_t rows) {
                    .samples = samples,
                    .prompt_logprobs = prompt_logprobs,
                    .request = prompt_logprobs ? request.id : RequestId(),
+                   .attempt = request.attempt,
                    .candidates = run.candidates});
   plan_.ops.push_back(std::move(run));
   ChargePrompt(state_.RequestOf(sequence), begin, end);
