@@ -143,9 +143,9 @@ void ConstraintMasks::Loop() {
     for (const std::shared_ptr<DraftCheck>& check : checks) {
       if (check.use_count() == 1) continue;  // nobody waits for it any more
       for (std::size_t i = 0; i < check->items.size(); ++i) {
-        culprit_->Set(check->items[i].lateness, options_.clock->NowNs());
+        culprit_->Set(check->items[i].lateness);
         check->allowed[i] = Check(check->items[i]);
-        culprit_->Set(nullptr, 0);
+        culprit_->Set(nullptr);
       }
       absl::MutexLock lock(&mu_);
       check->done = true;
@@ -186,9 +186,9 @@ bool ConstraintMasks::Compute(StepMasks& step) {
   // Whoever only goes on does not wait for matchers that are rebuilt.
   std::ranges::stable_sort(tasks, {}, &Task::missing);
   for (const Task& task : tasks) {
-    culprit_->Set(step.items_[task.item].lateness, options_.clock->NowNs());
+    culprit_->Set(step.items_[task.item].lateness, step.round_);
     ComputeItem(step, task.item, task.grammar);
-    culprit_->Set(nullptr, 0);
+    culprit_->Set(nullptr);
   }
   return left;
 }

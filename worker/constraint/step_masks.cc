@@ -15,10 +15,10 @@ constexpr std::uint64_t kMostRounds = 8;
 
 }  // namespace
 
-void MaskCulprit::Set(std::shared_ptr<MaskLateness> culprit, std::int64_t now_ns) {
+void MaskCulprit::Set(std::shared_ptr<MaskLateness> culprit, std::uint64_t round) {
   absl::MutexLock lock(&mu_);
   culprit_ = std::move(culprit);
-  since_ns_ = now_ns;
+  if (round > 0) charged_round_ = std::max(charged_round_, round - 1);
 }
 
 void MaskCulprit::Charge(std::int64_t ns, std::uint64_t round) {
@@ -28,12 +28,11 @@ void MaskCulprit::Charge(std::int64_t ns, std::uint64_t round) {
 }
 
 std::int64_t MaskCulprit::Unwaited(std::uint64_t late_round, std::uint64_t round,
-                                   std::int64_t round_ns, std::int64_t late_ns,
-                                   std::int64_t now_ns) {
+                                   std::int64_t round_ns, std::int64_t late_ns) {
   absl::MutexLock lock(&mu_);
   const std::uint64_t from = std::min(std::max(late_round, charged_round_), round);
   const auto rounds = static_cast<std::int64_t>(std::min(round - from, kMostRounds));
-  return std::clamp<std::int64_t>(now_ns - std::max(late_ns, since_ns_), 0, round_ns * rounds);
+  return std::clamp<std::int64_t>(late_ns, 0, round_ns * rounds);
 }
 
 MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration patience) {
@@ -65,7 +64,7 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
   const std::int64_t now_ns = clock_.NowNs();
   Charge(waits ? now_ns - begin_ns
                : culprit_->Unwaited(lateness.late_round, round_, absl::ToInt64Nanoseconds(patience),
-                                    lateness.late_ns, now_ns));
+                                    now_ns - lateness.late_ns));
   lateness.late_at = place;
   lateness.late_ns = now_ns;
   lateness.late_round = round_;

@@ -51,21 +51,19 @@ struct MaskLateness {
 // whoever waits. Any thread.
 class MaskCulprit {
  public:
-  // From `now_ns` on. Null: none.
-  void Set(std::shared_ptr<MaskLateness> culprit, std::int64_t now_ns) ABSL_LOCKS_EXCLUDED(mu_);
+  // Null: none. What was before `round`, in which its masks were asked for, is not its doing.
+  void Set(std::shared_ptr<MaskLateness> culprit, std::uint64_t round = 0) ABSL_LOCKS_EXCLUDED(mu_);
   // A step of this round has waited in vain.
   void Charge(std::int64_t ns, std::uint64_t round) ABSL_LOCKS_EXCLUDED(mu_);
   // What `Charge` may take for rounds up to `round` that could have waited, `round_ns` each: those
-  // after `late_round` that were not charged before, and no longer than since `late_ns`, and since
-  // the culprit's masks are being computed.
+  // after `late_round` that were not charged before, and no longer than `late_ns`.
   std::int64_t Unwaited(std::uint64_t late_round, std::uint64_t round, std::int64_t round_ns,
-                        std::int64_t late_ns, std::int64_t now_ns) ABSL_LOCKS_EXCLUDED(mu_);
+                        std::int64_t late_ns) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   absl::Mutex mu_;
   std::shared_ptr<MaskLateness> culprit_ ABSL_GUARDED_BY(mu_);
-  std::int64_t since_ns_ ABSL_GUARDED_BY(mu_) = 0;
-  std::uint64_t charged_round_ ABSL_GUARDED_BY(mu_) = 0;  // the last one
+  std::uint64_t charged_round_ ABSL_GUARDED_BY(mu_) = 0;  // the last one, or before `round` of Set
 };
 
 // Any thread.
