@@ -264,7 +264,7 @@ TEST_F(ConstraintMasksTest, RoundsThatLeaveASequenceOutCountAsWaits) {
       outcome = masks_->Begin({Item(0, hostile, answer)}, false)->Wait(0, 0, absl::Milliseconds(1));
     }
     EXPECT_EQ(outcome.state, State::kRefused);
-    EXPECT_NEAR(late, 480 / 4, 10);  // of 500 ms the first wait has taken 20
+    EXPECT_EQ(late, 480 / 4);  // of 500 ms the first wait has taken 20
   }
 }
 
