@@ -162,6 +162,7 @@ absl::Status LoadtestCommand::Resolve() {
                    .extra = flags_.extra_body};
   server_.ca_file = flags_.ca_file;
   server_.verify_tls = !flags_.insecure_tls;
+  server_.keep_alive = flags_.keep_alive;
   load_.level = {flags_.slo_ttft_ms, flags_.slo_itl_ms, flags_.slo_e2e_ms};
   load_.duration_ns = static_cast<std::int64_t>(flags_.duration_s * 1e9);
   server_.timeout_ns = static_cast<std::int64_t>(flags_.timeout_s * 1e9);

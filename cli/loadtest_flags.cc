@@ -59,6 +59,10 @@ void AddServerFlags(CLI::App& app, LoadtestFlags* f) {
   app.add_flag("--insecure-tls", f->insecure_tls,
                "https trusts every certificate. Only for servers on networks of your own.")
       ->group(group);
+  app.add_flag("--keep-alive", f->keep_alive,
+               "A connection serves one request after the other, as in most clients. Without this "
+               "flag each request has a connection of its own, and TTFT has the cost of it.")
+      ->group(group);
   app.add_option("--temperature", f->temperature, "The temperature of requests. [default 0]")
       ->check(Between(0, 2))
       ->group(group);

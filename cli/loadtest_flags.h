@@ -21,6 +21,7 @@ struct LoadtestFlags {
   std::string api_key_file;
   std::string ca_file;
   bool insecure_tls = false;
+  bool keep_alive = false;
   double temperature = 0;
   bool stop_at_eos = false;
   std::string extra_body;

@@ -1,5 +1,7 @@
 #include "loadtest/http_transport.h"
 
+#include <sys/socket.h>
+
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -14,10 +16,12 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -40,6 +44,9 @@ using TlsStream = beast::ssl_stream<beast::tcp_stream>;
 // The most that is read of an answer that is an error.
 constexpr std::size_t kMaxErrorBytes = 64 << 10;
 
+// With keep_alive the end of a chunked body is waited for after [DONE], at most for so long.
+constexpr std::chrono::seconds kMaxWaitForBodyEnd{1};
+
 // What all exchanges of a test have in common. It outlives them.
 struct HttpSettings {
   ServerTarget target;
@@ -49,44 +56,15 @@ struct HttpSettings {
   std::string route;                  // such as /v1/chat/completions
   std::string api_key;
   std::chrono::nanoseconds timeout{};
+  bool keep_alive = false;
 };
 
-// One streamed request.
+// A connection to the server. One exchange at a time uses it.
 template <class Stream>
-class HttpExchange final : public Exchange,
-                           public std::enable_shared_from_this<HttpExchange<Stream>> {
- public:
-  HttpExchange(asio::io_context& io, const HttpSettings& settings, std::string body,
-               ExchangeListener* listener)
-      : settings_(settings), stream_(MakeStream(io, settings)), listener_(listener) {
-    // A stream has no bound. (Without any limit this version of Beast refuses known lengths.)
-    parser_.body_limit(std::numeric_limits<std::uint64_t>::max());
-    request_ = {http::verb::post, settings.target.path + settings.route, 11, std::move(body)};
-    request_.set(http::field::host, settings.target.HostHeader());
-    request_.set(http::field::user_agent, "flotilla-loadtest");
-    request_.set(http::field::accept, "text/event-stream");
-    request_.set(http::field::content_type, "application/json");
-    request_.set(http::field::connection, "close");
-    if (!settings.api_key.empty()) {
-      request_.set(http::field::authorization, "Bearer " + settings.api_key);
-    }
-    request_.prepare_payload();
-  }
+struct HttpConnection {
+  HttpConnection(asio::io_context& io, const HttpSettings& settings)
+      : stream(MakeStream(io, settings)) {}
 
-  void Start() {
-    Lowest().expires_after(settings_.timeout);
-    Lowest().async_connect(settings_.addresses,
-                           [self = this->shared_from_this()](error_code error, const auto&) {
-                             self->OnConnected(error);
-                           });
-  }
-
-  void Cancel() override {
-    listener_ = nullptr;
-    Lowest().close();
-  }
-
- private:
   static Stream MakeStream(asio::io_context& io, const HttpSettings& settings) {
     if constexpr (std::is_same_v<Stream, TlsStream>) {
       return Stream(io, *settings.tls);
@@ -94,7 +72,90 @@ class HttpExchange final : public Exchange,
       return Stream(io);
     }
   }
-  beast::tcp_stream& Lowest() { return beast::get_lowest_layer(stream_); }
+
+  Stream stream;
+  beast::flat_buffer buffer;
+  bool served = false;  // an earlier exchange
+};
+
+// The connections that no exchange uses.
+template <class Stream>
+class IdleConnections {
+ public:
+  void Put(std::unique_ptr<HttpConnection<Stream>> connection) {
+    beast::get_lowest_layer(connection->stream).expires_never();
+    connection->served = true;
+    idle_.push_back(std::move(connection));
+  }
+  // The one that was used last, so that those that nobody needs become old; null if there is none
+  // that the server has left open.
+  std::unique_ptr<HttpConnection<Stream>> Take() {
+    while (!idle_.empty()) {
+      std::unique_ptr<HttpConnection<Stream>> last = std::move(idle_.back());
+      idle_.pop_back();
+      if (last->buffer.size() == 0 && IsQuiet(*last)) return last;
+    }
+    return nullptr;
+  }
+  void Clear() { idle_.clear(); }
+
+ private:
+  // The server has neither closed it nor sent anything.
+  static bool IsQuiet(HttpConnection<Stream>& connection) {
+    char byte = 0;
+    const int socket = beast::get_lowest_layer(connection.stream).socket().native_handle();
+    return recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
+           (errno == EAGAIN || errno == EWOULDBLOCK);
+  }
+
+  std::vector<std::unique_ptr<HttpConnection<Stream>>> idle_;
+};
+
+// One streamed request.
+template <class Stream>
+class HttpExchange final : public Exchange,
+                           public std::enable_shared_from_this<HttpExchange<Stream>> {
+ public:
+  HttpExchange(asio::io_context& io, const HttpSettings& settings, IdleConnections<Stream>* idle,
+               std::string body, ExchangeListener* listener)
+      : io_(io), settings_(settings), idle_(idle), listener_(listener) {
+    request_ = {http::verb::post, settings.target.path + settings.route, 11, std::move(body)};
+    request_.set(http::field::host, settings.target.HostHeader());
+    request_.set(http::field::user_agent, "flotilla-loadtest");
+    request_.set(http::field::accept, "text/event-stream");
+    request_.set(http::field::content_type, "application/json");
+    if (!settings.keep_alive) request_.set(http::field::connection, "close");
+    if (!settings.api_key.empty()) {
+      request_.set(http::field::authorization, "Bearer " + settings.api_key);
+    }
+    request_.prepare_payload();
+  }
+
+  void Start() {
+    deadline_ = std::chrono::steady_clock::now() + settings_.timeout;
+    connection_ = idle_->Take();
+    if (connection_ == nullptr) return Connect();
+    Lowest().expires_at(deadline_);
+    Write();
+  }
+
+  void Cancel() override {
+    if (std::exchange(listener_, nullptr) != nullptr) Lowest().close();
+  }
+
+ private:
+  using Parser = http::response_parser<http::buffer_body>;
+
+  beast::tcp_stream& Lowest() { return beast::get_lowest_layer(connection_->stream); }
+
+  void Connect() {
+    connection_ = std::make_unique<HttpConnection<Stream>>(io_, settings_);
+    Lowest().expires_at(deadline_);
+    Lowest().async_connect(settings_.addresses,
+                           [self = this->shared_from_this()](error_code error, const auto&) {
+                             self->OnConnected(error);
+                           });
+  }
 
   void OnConnected(error_code error) {
     if (listener_ == nullptr) return;
@@ -104,23 +165,26 @@ class HttpExchange final : public Exchange,
     error_code ignored;
     Lowest().socket().set_option(tcp::no_delay(true), ignored);
     if constexpr (std::is_same_v<Stream, TlsStream>) {
-      SSL_set_tlsext_host_name(stream_.native_handle(), settings_.target.host.c_str());
-      stream_.set_verify_callback(asio::ssl::host_name_verification(settings_.target.host));
-      stream_.async_handshake(asio::ssl::stream_base::client,
-                              [self = this->shared_from_this()](error_code handshake) {
-                                if (self->listener_ == nullptr) return;
-                                if (handshake) {
-                                  return self->Fail(absl::StrCat("TLS: ", handshake.message()));
-                                }
-                                self->Write();
-                              });
+      Stream& stream = connection_->stream;
+      SSL_set_tlsext_host_name(stream.native_handle(), settings_.target.host.c_str());
+      stream.set_verify_callback(asio::ssl::host_name_verification(settings_.target.host));
+      stream.async_handshake(asio::ssl::stream_base::client,
+                             [self = this->shared_from_this()](error_code handshake) {
+                               if (self->listener_ == nullptr) return;
+                               if (handshake) {
+                                 return self->Fail(absl::StrCat("TLS: ", handshake.message()));
+                               }
+                               self->Write();
+                             });
     } else {
       Write();
     }
   }
 
   void Write() {
-    http::async_write(stream_, request_,
+    // A stream has no bound. (Without any limit this version of Beast refuses known lengths.)
+    parser_.emplace().body_limit(std::numeric_limits<std::uint64_t>::max());
+    http::async_write(connection_->stream, request_,
                       [self = this->shared_from_this()](error_code error, std::size_t) {
                         if (self->listener_ == nullptr) return;
                         // A server that refuses may answer before it has read everything.
@@ -130,32 +194,40 @@ class HttpExchange final : public Exchange,
   }
 
   void ReadHead() {
-    http::async_read_header(stream_, buffer_, parser_,
-                            [self = this->shared_from_this()](error_code error, std::size_t) {
-                              if (self->listener_ == nullptr) return;
-                              if (error) return self->FailOf(error);
-                              self->status_ = self->parser_.get().result_int();
-                              self->ReadBody();
-                            });
+    http::async_read_header(
+        connection_->stream, connection_->buffer, *parser_,
+        [self = this->shared_from_this()](error_code error, std::size_t) { self->OnHead(error); });
+  }
+
+  void OnHead(error_code error) {
+    if (listener_ == nullptr) return;
+    // The server closed the connection while the request was on its way. A new one cannot meet that
+    // again, and a request for text may be sent twice.
+    const bool was_closed = error && error != beast::error::timeout && !parser_->got_some();
+    if (was_closed && connection_->served) return Connect();
+    if (error) return FailOf(error);
+    status_ = parser_->get().result_int();
+    ReadBody();
   }
 
   void ReadBody() {
-    parser_.get().body().data = piece_.data();
-    parser_.get().body().size = piece_.size();
-    parser_.get().body().more = true;
+    parser_->get().body().data = piece_.data();
+    parser_->get().body().size = piece_.size();
+    parser_->get().body().more = true;
     http::async_read_some(
-        stream_, buffer_, parser_,
+        connection_->stream, connection_->buffer, *parser_,
         [self = this->shared_from_this()](error_code error, std::size_t) { self->OnBody(error); });
   }
 
   void OnBody(error_code error) {
     if (listener_ == nullptr) return;
     if (error == http::error::need_buffer) error = {};
-    const std::size_t size = error ? 0 : piece_.size() - parser_.get().body().size;
-    TakePiece(absl::string_view(piece_.data(), size));
+    const std::size_t size = error ? 0 : piece_.size() - parser_->get().body().size;
+    if (!done_) TakePiece(absl::string_view(piece_.data(), size));
     if (listener_ == nullptr) return;
+    const bool ended = error || parser_->is_done();
+    if (done_) return ended ? Finish() : ReadBody();
     if (error && status_ == 200) return FailOf(error);
-    const bool ended = error || parser_.is_done();
     if (status_ != 200 && (ended || error_body_.size() >= kMaxErrorBytes)) return FailOfStatus();
     if (!ended) return ReadBody();
     // A server that writes no [DONE] has at least said why the answer ends.
@@ -175,7 +247,8 @@ class HttpExchange final : public Exchange,
   }
 
   void TakeEvent(absl::string_view data) {
-    if (data == "[DONE]") return Finish();
+    if (done_) return;
+    if (data == "[DONE]") return OnDone();
     const std::optional<AnswerEvent> event = ReadAnswerEvent(data);
     if (!event.has_value()) return Fail("bad stream");
     if (event->failed) {
@@ -188,17 +261,24 @@ class HttpExchange final : public Exchange,
     if (!event->text.empty()) listener_->OnText(event->text);
   }
 
-  void Finish() {
-    ExchangeListener* const listener = std::exchange(listener_, nullptr);
-    Lowest().close();
-    listener->OnFinished(usage_);
+  void OnDone() {
+    if (!settings_.keep_alive) return Finish();
+    done_ = true;
+    Lowest().expires_after(kMaxWaitForBodyEnd);
   }
 
-  void Fail(const std::string& reason) {
-    ExchangeListener* const listener = std::exchange(listener_, nullptr);
-    Lowest().close();
-    listener->OnFailed(reason);
+  // Ends the exchange, and leaves its connection to another if the answer has been read to its end.
+  ExchangeListener* End() {
+    if (settings_.keep_alive && parser_.has_value() && parser_->is_done() &&
+        parser_->keep_alive()) {
+      idle_->Put(std::move(connection_));
+    } else {
+      Lowest().close();
+    }
+    return std::exchange(listener_, nullptr);
   }
+  void Finish() { End()->OnFinished(usage_); }
+  void Fail(const std::string& reason) { End()->OnFailed(reason); }
 
   void FailOf(error_code error) {
     if (error == beast::error::timeout) return Fail("timeout");
@@ -215,17 +295,21 @@ class HttpExchange final : public Exchange,
     Fail(absl::StrCat("HTTP ", status_, code.empty() ? "" : " ", code));
   }
 
+  asio::io_context& io_;
   const HttpSettings& settings_;
-  Stream stream_;
+  IdleConnections<Stream>* const idle_;
   ExchangeListener* listener_;  // null: the exchange has ended
+  std::chrono::steady_clock::time_point deadline_;
+  // Null only after the exchange has ended and has left it to another.
+  std::unique_ptr<HttpConnection<Stream>> connection_;
   http::request<http::string_body> request_;
-  beast::flat_buffer buffer_;
-  http::response_parser<http::buffer_body> parser_;
+  std::optional<Parser> parser_;
   std::array<char, 4096> piece_;  // of the body
   unsigned status_ = 0;
   std::string error_body_;
   SseParser events_;
   bool finished_ = false;  // the server said why the answer ends
+  bool done_ = false;      // [DONE] has come, and the end of the body is waited for
   RequestUsage usage_;
 };
 
@@ -237,6 +321,7 @@ class HttpTransport final : public Transport {
     settings_.api_key = options.api_key;
     settings_.route = options.shape.chat ? "/v1/chat/completions" : "/v1/completions";
     settings_.timeout = std::chrono::nanoseconds(options.timeout_ns);
+    settings_.keep_alive = options.keep_alive;
   }
 
   absl::Status Prepare(asio::io_context& io) override {
@@ -263,16 +348,21 @@ class HttpTransport final : public Transport {
   std::shared_ptr<Exchange> Start(asio::io_context& io, const std::vector<std::string>& said,
                                   std::uint32_t max_tokens, ExchangeListener* listener) override {
     std::string body = RequestBody(options_.shape, said, max_tokens);
-    return options_.target.tls ? StartOn<TlsStream>(io, std::move(body), listener)
-                               : StartOn<beast::tcp_stream>(io, std::move(body), listener);
+    return options_.target.tls ? StartOn(io, &idle_tls_, std::move(body), listener)
+                               : StartOn(io, &idle_, std::move(body), listener);
+  }
+
+  void Drain() override {
+    idle_.Clear();
+    idle_tls_.Clear();
   }
 
  private:
   template <class Stream>
-  std::shared_ptr<Exchange> StartOn(asio::io_context& io, std::string body,
-                                    ExchangeListener* listener) {
+  std::shared_ptr<Exchange> StartOn(asio::io_context& io, IdleConnections<Stream>* idle,
+                                    std::string body, ExchangeListener* listener) {
     auto exchange =
-        std::make_shared<HttpExchange<Stream>>(io, settings_, std::move(body), listener);
+        std::make_shared<HttpExchange<Stream>>(io, settings_, idle, std::move(body), listener);
     exchange->Start();
     return exchange;
   }
@@ -280,6 +370,8 @@ class HttpTransport final : public Transport {
   const ServerOptions options_;
   asio::ssl::context tls_;
   HttpSettings settings_;
+  IdleConnections<beast::tcp_stream> idle_;
+  IdleConnections<TlsStream> idle_tls_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// HttpTransport: requests to an API like OpenAI's, each on a connection of its own, so that its
-// TTFT has the cost of one.
+// HttpTransport: requests to an API like OpenAI's. By default each has a connection of its own, so
+// that its TTFT has the cost of one. With `keep_alive` a connection serves one request after the
+// other.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ struct ServerOptions {
   std::string api_key;  // "": none
   std::string ca_file;  // of certificates that TLS trusts besides the system's; "": none
   bool verify_tls = true;
+  bool keep_alive = false;  // HTTP only: gRPC has one connection for all requests
   // From the time that a request is sent to the end of its answer.
   std::int64_t timeout_ns = 600'000'000'000;
 };

@@ -146,6 +146,10 @@ class GrpcTransport final : public Transport {
       return absl::InvalidArgumentError(
           "gRPC has no --extra-body, no --insecure-tls and no path in the address");
     }
+    if (options_.keep_alive) {
+      return absl::InvalidArgumentError(
+          "gRPC has no --keep-alive, because it has one connection for all requests");
+    }
     std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
     if (options_.target.tls) {
       grpc::SslCredentialsOptions tls;

@@ -260,12 +260,52 @@ def test_https_trusts_whom_it_is_told_to(tmp_path):
             assert one["finished"] == 1
 
 
+def test_connections_are_kept_where_the_flag_says_so(tmp_path):
+    with paced_server(1, 0) as url:
+        def connections(*flags):
+            before = httpx.get(f"{url}/connections").json()
+            run(url, tmp_path, "--requests", 12, "--concurrency", 3, "--output", 2, *flags)
+            return httpx.get(f"{url}/connections").json() - before - 1
+
+        assert connections() == 12
+        assert connections("--keep-alive") == 3
+
+
+def test_a_refused_request_leaves_its_connection_to_the_next(tmp_path):
+    with paced_server(1, 0) as url:
+        loadtest(url, "--requests", 6, "--concurrency", 1, "--keep-alive", model="busy",
+                 check=False)
+        assert len(seen(url)) == 6 and httpx.get(f"{url}/connections").json() == 3
+
+
+def test_a_connection_that_the_server_closes_between_requests_fails_nobody(tmp_path):
+    """The server closes it after the next request has been sent: that one is sent again, once, so
+    each connection has one answer."""
+    with paced_server(1, 0) as url:
+        (one,) = run(url, tmp_path, "--requests", 6, "--concurrency", 1, "--output", 2,
+                     "--keep-alive", model="forgetful")
+        assert one["finished"] == 6 and len(seen(url)) == 6
+        assert httpx.get(f"{url}/connections").json() == 6 + 2
+
+
+def test_kept_connections_have_tls(tmp_path):
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.issue("server")
+    with paced_server(1, 0, certificate=certificate, key=key) as url:
+        address = url.replace("http:", "https:")
+        (one,) = run(address, tmp_path, "--requests", 6, "--concurrency", 1, "--keep-alive",
+                     "--ca-file", authority.certificate)
+        assert one["finished"] == 6
+        assert httpx.get(f"{address}/connections", verify=False).json() == 2
+
+
 @pytest.mark.parametrize("flags, said", [
     (["--arrivals", "poisson"], "--arrivals poisson needs --rate"),
     (["--arrivals", "closed", "--rate", "3"], "--arrivals closed has no rate"),
     (["--prompt", "0"], "--prompt: a length must be a whole number"),
     (["--trace", "none.csv"], "cannot open none.csv"),
     (["--extra-body", "[]"], "must be a JSON object"),
+    (["--grpc", "--keep-alive"], "gRPC has no --keep-alive"),
     (["--predict", "this-cpu", "--turns", "2"], "--predict cannot be used with --turns"),
     (["--predict", "nobody"], "nobody")])
 def test_flags_that_cannot_be_used_are_told(flags, said):

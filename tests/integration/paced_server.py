@@ -5,7 +5,9 @@ faults. It runs in a process of its own, so that the pace does not depend on the
 
     python paced_server.py TTFT_MS ITL_MS SLOTS [CERTIFICATE KEY]
 
-prints its port. Unless SLOTS is 0, so many requests are served at once, and the others wait."""
+prints its port. Unless SLOTS is 0, so many requests are served at once, and the others wait. A
+connection is kept unless its client wants it closed; the model "forgetful" closes one that was kept
+when the next request has come, without an answer."""
 
 import asyncio
 import contextlib
@@ -16,13 +18,17 @@ import subprocess
 import sys
 
 
+# The models after whose answers a connection is kept: the others end an answer with it.
+KEPT = ("", "paced", "busy", "forgetful")
+
+
 def event(data):
     line = f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
     return b"%x\r\n%s\r\n" % (len(line), line)
 
 
 def head(status="200 OK", kind="text/event-stream", rest="Transfer-Encoding: chunked\r\n"):
-    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{rest}Connection: close\r\n\r\n".encode()
+    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{rest}\r\n".encode()
 
 
 class Server:
@@ -30,27 +36,38 @@ class Server:
         self.ttft_s, self.itl_s = ttft_s, itl_s
         self.slots = asyncio.Semaphore(slots) if slots else contextlib.nullcontext()
         self.bodies = []
+        self.connections = 0
 
-    async def answer(self, reader, writer):
+    async def serve(self, reader, writer):
+        self.connections += 1
+        served = 0
         try:
-            received = await reader.readuntil(b"\r\n\r\n")
-            lines = received.decode().split("\r\n")
-            route = lines[0].split()[1]
-            fields = {k.lower(): v for k, v in (x.split(": ", 1) for x in lines[1:] if x)}
-            arrived = asyncio.get_running_loop().time()
-            body = json.loads(await reader.readexactly(int(fields.get("content-length", 0))) or "{}")
-            if route == "/seen":
-                text = json.dumps(self.bodies).encode()
-                writer.write(head(kind="application/json",
-                                  rest=f"Content-Length: {len(text)}\r\n") + text)
-            else:
-                self.bodies.append({"route": route, "key": fields.get("authorization"), **body})
-                await self.model(body, route.endswith("/chat/completions"), arrived, writer)
-            await writer.drain()
+            while await self.answer(reader, writer, served):
+                served += 1
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
+
+    async def answer(self, reader, writer, served):
+        """Whether the connection is kept."""
+        received = await reader.readuntil(b"\r\n\r\n")
+        lines = received.decode().split("\r\n")
+        route = lines[0].split()[1]
+        fields = {k.lower(): v for k, v in (x.split(": ", 1) for x in lines[1:] if x)}
+        arrived = asyncio.get_running_loop().time()
+        body = json.loads(await reader.readexactly(int(fields.get("content-length", 0))) or "{}")
+        if route in ("/seen", "/connections"):
+            text = json.dumps(self.bodies if route == "/seen" else self.connections).encode()
+            writer.write(head(kind="application/json",
+                              rest=f"Content-Length: {len(text)}\r\n") + text)
+        elif body["model"] == "forgetful" and served > 0:
+            return False
+        else:
+            self.bodies.append({"route": route, "key": fields.get("authorization"), **body})
+            await self.model(body, route.endswith("/chat/completions"), arrived, writer)
+        await writer.drain()
+        return fields.get("connection") != "close" and body.get("model", "") in KEPT
 
     async def model(self, body, chat, arrived, writer):
         name = body["model"]
@@ -74,12 +91,12 @@ class Server:
             writer.write(event({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
         for i in range(tokens):
             await asyncio.sleep(max(0, arrived + self.ttft_s + i * self.itl_s - loop.time()))
-            if i == 2 and name != "paced":
+            if i == 2 and name not in KEPT:
                 break
             text = {"delta": {"content": f" t{i}"}} if chat else {"text": f" t{i}"}
             reason = "length" if i + 1 == tokens else None
             writer.write(event({"choices": [{"index": 0, "finish_reason": reason, **text}]}))
-        if name == "paced":
+        if name in KEPT:
             prompt = json.dumps(body.get("messages") or body.get("prompt"))
             writer.write(event({"choices": [], "usage": {
                 "prompt_tokens": len(prompt.split()), "completion_tokens": tokens}}))
@@ -100,7 +117,7 @@ async def main(ttft_ms, itl_ms, slots, certificate=None, key=None):
     if certificate:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(certificate, key)
-    listening = await asyncio.start_server(server.answer, "127.0.0.1", 0, backlog=1000, ssl=tls)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=1000, ssl=tls)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await listening.serve_forever()
 
