@@ -168,7 +168,8 @@ struct TokenizerBundle {
   TokenId eos = -1;
   TokenId eot = -1;      // ends a turn
   TokenId eom = -1;      // ends a message
-  TokenId unknown = -1;  // stands for text without a token
+  // Stands for text without a token, which byte-level BPE does not have: there only templates use it.
+  TokenId unknown = -1;
   TokenId pad = -1;      // fills batches; only templates use it
   // Tokens that end an answer, beside eos, eot and eom.
   static constexpr std::size_t kMaxEnds = 64;

@@ -464,11 +464,15 @@ class Reader {
     const Json& adds = At(config, "add_bos_token");
     if (adds.is_boolean()) bundle_.add_bos = adds.get<bool>();
     bundle_.add_eos = Flag(config, "add_eos_token", bundle_.add_eos.value_or(false));
-    // Nothing but templates needs it, so a folder that has it wrong is no worse without it.
-    const auto pad = std::ranges::find(bundle_.tokens, TokenText(At(config, "pad_token")));
-    if (pad != bundle_.tokens.end() && !pad->empty()) {
-      bundle_.pad = static_cast<TokenId>(pad - bundle_.tokens.begin());
-    }
+    bundle_.pad = NamedToken(config, "pad_token");
+    if (byte_level_) bundle_.unknown = NamedToken(config, "unk_token");
+  }
+
+  // A token that only templates need, so a folder that has it wrong is no worse without it. -1: none.
+  TokenId NamedToken(const Json& config, const char* name) const {
+    const auto token = std::ranges::find(bundle_.tokens, TokenText(At(config, name)));
+    if (token == bundle_.tokens.end() || token->empty()) return -1;
+    return static_cast<TokenId>(token - bundle_.tokens.begin());
   }
 
   // What vLLM reads of it, and typical_p.

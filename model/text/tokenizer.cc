@@ -275,8 +275,9 @@ void Tokenizer::ReadGuarded(const TokenizerBundle& bundle) {
   TextMap<TokenId> texts;
   for (size_t i = 0; i < kinds_.size(); ++i) {
     const auto id = static_cast<TokenId>(i);
-    guarded[i] =
-        kinds_[i] == Kind::kControl && InModel(id) && !RuleOf(id).byte && id != bundle.unknown;
+    // Text may become the unknown token, except in byte-level BPE.
+    guarded[i] = kinds_[i] == Kind::kControl && InModel(id) && !RuleOf(id).byte &&
+                 (byte_level_ || id != bundle.unknown);
     if (!guarded[i]) continue;
     if (guarded_.empty()) first_guarded_ = id;
     last_guarded_ = id;

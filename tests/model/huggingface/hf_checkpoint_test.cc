@@ -564,10 +564,10 @@ TEST_F(HfCheckpointTest, ManyTokensEndAnAnswer) {
                                  "list of up to 64"));
 }
 
-TEST_F(HfCheckpointTest, SamplingAndPaddingAreWhatTheFilesSay) {
+TEST_F(HfCheckpointTest, SamplingAndTokensOfTemplatesAreWhatTheFilesSay) {
   const auto read = [&](const Json& generation, const Json& pad) {
     Json settings = Read("tokenizer_config.json");
-    settings["pad_token"] = pad;
+    settings["pad_token"] = settings["unk_token"] = pad;
     Write("tokenizer_config.json", settings);
     Write("generation_config.json", generation);
     const auto file = OpenCheckpoint(folder_);
@@ -590,9 +590,11 @@ TEST_F(HfCheckpointTest, SamplingAndPaddingAreWhatTheFilesSay) {
   EXPECT_TRUE(std::isnan(some.sampling[2].value));
   ASSERT_GE(some.pad, 0);
   EXPECT_EQ(some.tokens[some.pad], "<|im_end|>");
+  EXPECT_EQ(some.unknown, some.pad);
   const TokenizerBundle none = read({{"do_sample", true}}, "no such token");
   EXPECT_TRUE(none.sampling.empty());
   EXPECT_EQ(none.pad, -1);
+  EXPECT_EQ(none.unknown, -1);
 }
 
 TEST_F(HfCheckpointTest, ChatTemplatesHaveNames) {
@@ -735,6 +737,7 @@ TEST(HfTokenizer, IsTheBundleThatGgufHas) {
   const testing::ScratchDirectory scratch;
   Json config = testing::TokenizerConfigJson(expected);
   config["pad_token"] = expected.tokens.at(expected.pad);
+  config["unk_token"] = expected.tokens.at(expected.unknown);
   const std::string text = *expected.chat_template;
   config["chat_template"] = Json::array(
       {{{"name", "tool_use"}, {"template", "x"}}, {{"name", "default"}, {"template", text}}});
@@ -751,7 +754,6 @@ TEST(HfTokenizer, IsTheBundleThatGgufHas) {
   TokenizerBundle tokenizer = *read;
   EXPECT_EQ(tokenizer.eot, 0);
   tokenizer.eot = expected.eot;
-  tokenizer.unknown = expected.unknown;
   ASSERT_EQ(tokenizer.more_templates.size(), 1u);
   EXPECT_EQ(tokenizer.more_templates[0].name, "tool_use");
   tokenizer.more_templates.clear();
