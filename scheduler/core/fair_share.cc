@@ -8,6 +8,8 @@ namespace {
 // Counters of idle tenants are kept up to this number of tenants. So a tenant that was served too
 // much does not start again with a low counter.
 constexpr std::size_t kMaxKnown = 8192;
+// The most that are forgotten when a tenant comes, which bounds the work.
+constexpr std::size_t kMostForgotten = 16;
 
 }  // namespace
 
@@ -16,37 +18,20 @@ FairShare::FairShare(bool on, const std::vector<std::pair<std::string, std::uint
   for (const auto& [name, weight] : weights) weights_[name] = std::max(weight, 1u);
 }
 
-// The smallest counter of the tenants with requests.
-std::uint64_t FairShare::Floor() const {
-  bool any = false;
-  std::uint64_t floor = 0;
-  for (const TableIndex index : tenants_.Indices()) {
-    const Tenant& tenant = tenants_[index];
-    if (tenant.requests == 0) continue;
-    floor = any ? std::min(floor, tenant.served) : tenant.served;
-    any = true;
-  }
-  return any ? floor : last_floor_;
-}
-
-std::uint64_t FairShare::requests() const {
-  std::uint64_t all = 0;
-  for (const TableIndex index : tenants_.Indices()) all += tenants_[index].requests;
-  return all;
-}
-
 // Counters at or below the floor would be raised to it anyway.
 void FairShare::ForgetIdle(std::uint64_t floor) {
-  for (const TableIndex index : tenants_.Indices()) {
-    const Tenant& tenant = tenants_[index];
-    if (tenant.requests > 0 || (tenant.served > floor && tenants_.size() <= kMaxKnown)) continue;
-    by_name_.erase(tenant.name);
+  for (std::size_t i = 0; i < kMostForgotten && !idle_.empty(); ++i) {
+    const auto [served, index] = *idle_.begin();
+    if (served > floor && tenants_.size() <= kMaxKnown) return;
+    by_name_.erase(tenants_[index].name);
     tenants_.Erase(index);
+    idle_.erase(idle_.begin());
   }
 }
 
 TableIndex FairShare::Join(absl::string_view name) {
   const std::string key(on_ ? name : absl::string_view());
+  ++requests_;
   const auto found = by_name_.find(key);
   if (found != by_name_.end() && tenants_[found->second].requests > 0) {
     ++tenants_[found->second].requests;
@@ -56,6 +41,7 @@ TableIndex FairShare::Join(absl::string_view name) {
   TableIndex index;
   if (found != by_name_.end()) {
     index = found->second;
+    idle_.erase({tenants_[index].served, index});
   } else {
     ForgetIdle(floor);
     const auto weight = weights_.find(key);
@@ -65,6 +51,7 @@ TableIndex FairShare::Join(absl::string_view name) {
   Tenant& tenant = tenants_[index];
   tenant.served = std::max(tenant.served, floor);
   tenant.requests = 1;
+  present_.emplace(tenant.served, index);
   return index;
 }
 
@@ -85,13 +72,19 @@ FairShare::Standing FairShare::StandingOf(absl::string_view name) const {
 
 void FairShare::Leave(TableIndex index) {
   Tenant& tenant = tenants_[index];
-  last_floor_ = std::max(last_floor_, std::min(tenant.served, Floor()));
-  --tenant.requests;
+  last_floor_ = std::max(last_floor_, Floor());
+  --requests_;
+  if (--tenant.requests > 0) return;
+  present_.erase({tenant.served, index});
+  idle_.emplace(tenant.served, index);
 }
 
 void FairShare::Charge(TableIndex index, std::uint64_t cost) {
   Tenant& tenant = tenants_[index];
+  Counters& counters = tenant.requests > 0 ? present_ : idle_;
+  counters.erase({tenant.served, index});
   tenant.served += cost * 1024 / tenant.weight;
+  counters.emplace(tenant.served, index);
 }
 
 bool FairShare::Before(TableIndex a, TableIndex b) const {

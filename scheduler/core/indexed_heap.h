@@ -8,6 +8,7 @@
 // change while an index is inside. The same operations always give the same heap.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -25,24 +26,22 @@ class IndexedHeap {
   // The index that leaves first. The heap must not be empty.
   std::uint32_t top() const { return heap_.front(); }
   bool Contains(std::uint32_t index) const { return index < at_.size() && at_[index] != kOut; }
-  // Every index inside, in heap order.
-
   // The first `count` indices, or all if there are fewer, in the order in which they would
-  // leave. O(count^2), so `count` should be small.
+  // leave. O(count log count).
   std::vector<std::uint32_t> First(std::size_t count) const {
     std::vector<std::uint32_t> first;
-    std::vector<std::size_t> next;  // positions whose parents are all in `first`
+    std::vector<std::size_t> next;  // a heap of the positions whose parents are all in `first`
+    const auto later = [this](std::size_t a, std::size_t b) { return before_(heap_[b], heap_[a]); };
     if (!heap_.empty()) next.push_back(0);
     while (first.size() < count && !next.empty()) {
-      std::size_t best = 0;
-      for (std::size_t i = 1; i < next.size(); ++i) {
-        if (before_(heap_[next[i]], heap_[next[best]])) best = i;
-      }
-      const std::size_t at = next[best];
-      next.erase(next.begin() + static_cast<std::ptrdiff_t>(best));
+      std::pop_heap(next.begin(), next.end(), later);
+      const std::size_t at = next.back();
+      next.pop_back();
       first.push_back(heap_[at]);
       for (const std::size_t child : {2 * at + 1, 2 * at + 2}) {
-        if (child < heap_.size()) next.push_back(child);
+        if (child >= heap_.size()) break;
+        next.push_back(child);
+        std::push_heap(next.begin(), next.end(), later);
       }
     }
     return first;

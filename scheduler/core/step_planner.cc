@@ -37,17 +37,18 @@ PlanOutcome StepPlanner::Make() {
   // last request in order gives its blocks to the others. The planner first waits for copies to or
   // from tiers that free blocks, because these may be enough.
   while (epoch.in_flight.empty() && epoch.kv.HeldByCopies() == 0) {
-    if (short_of_blocks_.empty() && !HeadNeedsVictims()) break;
+    const bool is_short = !short_of_blocks_.empty();
+    const std::optional<TableIndex> victim = is_short ? order_.back() : VictimOfHead();
+    if (!victim.has_value()) break;
     if (!TrimSequences()) {
-      const TableIndex last = state_.sequences[order_.back()].request;
+      const TableIndex last = state_.sequences[*victim].request;
       FLOTILLA_CORE_CHECK(!state_.requests[last].non_preemptible());
-      state_.Preempt(last, short_of_blocks_.empty()
-                               ? *state_.waiting.head()
-                               : state_.sequences[short_of_blocks_.front()].request);
+      state_.Preempt(last, is_short ? state_.sequences[short_of_blocks_.front()].request
+                                    : *state_.waiting.head());
     }
     Choose();
   }
-  if (short_of_blocks_.empty() && !epoch.in_flight.empty() && HeadNeedsVictims()) {
+  if (short_of_blocks_.empty() && !epoch.in_flight.empty() && VictimOfHead().has_value()) {
     return {.stall = StallReason::kMemory};
   }
   const bool copies = epoch.kv.copies_to_send() || MustPoll();
@@ -565,27 +566,31 @@ bool StepPlanner::WorthSending() {
 }
 
 // Requests of lower classes give way one by one, so the head never takes more than it needs. It
-// takes nothing if all of them together are not enough.
-bool StepPlanner::HeadNeedsVictims() {
+// takes nothing if all of them together are not enough, nor from a tenant whose turn is before that
+// of its own.
+std::optional<TableIndex> StepPlanner::VictimOfHead() {
   const std::optional<TableIndex> head = state_.waiting.head();
-  if (isolated_.has_value() || !head.has_value() || order_.empty() || budget_ == 0) return false;
+  if (isolated_.has_value() || !head.has_value() || budget_ == 0) return std::nullopt;
   const Request& request = state_.requests[*head];
-  const auto gives_way = [&](const Request& other) {
-    return !other.reserves() && request.order.group < other.order.group;
+  const auto gives_way = [&](TableIndex index) {
+    const Request& other = state_.RequestOf(state_.sequences[index]);
+    return !other.reserves() && request.order.group < other.order.group &&
+           MayTakeFrom(other, request);
   };
-  if (!gives_way(state_.RequestOf(state_.sequences[order_.back()]))) return false;
+  const auto last = std::find_if(order_.rbegin(), order_.rend(), gives_way);
+  if (last == order_.rend()) return std::nullopt;
   const Attempt attempt = TryAdmit(*head);
   load_.reset();
-  if (!attempt.blocked || !HasRoomForConstraint(request)) return false;
+  if (!attempt.blocked || !HasRoomForConstraint(request)) return std::nullopt;
   std::uint64_t places = state_.MaxRunning() - state_.reserved_sequences;
   std::uint64_t blocks = free_blocks_;
   for (const TableIndex index : order_) {
-    const Sequence& sequence = state_.sequences[index];
-    if (!gives_way(state_.RequestOf(sequence))) continue;
+    if (!gives_way(index)) continue;
     ++places;
-    blocks += state_.epoch->kv.OwnBlocks(sequence);
+    blocks += state_.epoch->kv.OwnBlocks(state_.sequences[index]);
   }
-  return places >= request.width() && blocks >= AdmissionNeeds(request, {});
+  const bool enough = places >= request.width() && blocks >= AdmissionNeeds(request, {});
+  return enough ? std::optional<TableIndex>(*last) : std::nullopt;
 }
 
 }  // namespace flotilla::scheduler

@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "common/types/plan.h"
 #include "scheduler/core/core_state.h"
 #include "scheduler/core/expected_output.h"
@@ -144,13 +145,15 @@ class StepPlanner {
   // The next request of the queue that was not tried in this plan.
   std::optional<TableIndex> NextWaiting();
   void NoteBlocked();
-  void NoteOvertakenHead(TableIndex by);
+  bool MayGoFirst(TableIndex request);
   void NoteTried(TableIndex request, const Attempt& attempt);
-  void NoteStarted(TableIndex request);
-  bool MayShareRowsOf(const Request& than, const Request& request) const;
+  void ForgetTried();
+  // Whether the order lets `request` have what `than` would have had or has.
+  bool MayTakeFrom(const Request& than, const Request& request) const;
+  std::vector<TableIndex> OvertakenBy(TableIndex request) const;
   bool MayOvertake(TableIndex request) const;
-  // Counts the prompt of a request that starts for those that it overtakes.
-  void CountOvertaken(const Request& request);
+  // Counts the prompt of a request that starts for all that it overtakes.
+  void CountOvertaken(TableIndex request);
   std::uint32_t RowsLeft(const Sequence& sequence) const;
   // Whether the blocks in tiers that the head of the queue can use are to be read back
   // now, so that they are in the pool when the request is admitted.
@@ -199,9 +202,9 @@ class StepPlanner {
   // Takes granted blocks out of those that are promised.
   void Redeem(const Request& request, std::uint64_t blocks);
   bool WorthSending();
-  // Whether the head of the queue is blocked, and can start if requests of lower classes give
-  // way to it.
-  bool HeadNeedsVictims();
+  // If the head of the queue is blocked and can start if requests of lower classes give way to it:
+  // the sequence whose request is the first to do so.
+  std::optional<TableIndex> VictimOfHead();
   bool AnyDeferred() const;
   bool InFirstRequest(const Sequence& sequence) const;
 
@@ -247,21 +250,24 @@ class StepPlanner {
   // Blocks reserved at the beginning of the plan: for non-preemptible requests, and for all that
   // are protected.
   std::uint64_t kept_blocks_ = 0, reserved_blocks_ = 0;
-  bool reserved_requests_ = false;              // whether any is protected
-  StepShape shape_;                             // of all of the above
-  StepTimeModel::Target target_;                // for the step, if chunks keep to one
-  std::uint64_t promised_blocks_ = 0;           // needed for the rest of the prompts begun
-  std::uint32_t budget_ = 0;                    // rows left
-  std::size_t constraint_bytes_ = 0;            // of the sequences that open and do not fork
-  std::vector<TableIndex> order_;               // the running sequences, in order
-  std::vector<TableIndex> prompts_;             // begun ones, in order, that were dealt no rows yet
-  bool prompt_can_run_ = false;                 // one of them has blocks for a row
-  bool waits_for_prefix_ = false;               // the head of the queue waits for a prefix
-  std::vector<TableIndex> tried_;               // waiting requests that could not be admitted
+  bool reserved_requests_ = false;     // whether any is protected
+  StepShape shape_;                    // of all of the above
+  StepTimeModel::Target target_;       // for the step, if chunks keep to one
+  std::uint64_t promised_blocks_ = 0;  // needed for the rest of the prompts begun
+  std::uint32_t budget_ = 0;           // rows left
+  std::size_t constraint_bytes_ = 0;   // of the sequences that open and do not fork
+  std::vector<TableIndex> order_;      // the running sequences, in order
+  std::vector<TableIndex> prompts_;    // begun ones, in order, that were dealt no rows yet
+  bool prompt_can_run_ = false;        // one of them has blocks for a row
+  bool waits_for_prefix_ = false;      // the head of the queue waits for a prefix
+  // Waiting requests that could not be admitted, and how many of them do not wait for a prefix.
+  absl::flat_hash_set<TableIndex> tried_;
+  std::size_t tried_in_vain_ = 0;
   std::vector<TableIndex> queue_;               // the next waiting requests, the first one last
-  std::optional<TableIndex> blocked_;           // the first of them that others can overtake
-  std::optional<TableIndex> blocked_isolated_;  // the same of those that start in isolated steps
-  std::vector<TableIndex> blocked_behind_;      // the next ones
+  std::vector<TableIndex> blocked_;             // waiting requests that others can overtake
+  bool noted_all_ = false;                      // those not tried yet are among them
+  std::optional<TableIndex> blocked_isolated_;  // the first that starts in isolated steps, too
+  std::vector<TableIndex> computing_;           // sequences that compute prefixes of tried_
   bool dealt_to_shorter_ = false;
   std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed

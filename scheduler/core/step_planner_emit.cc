@@ -238,8 +238,7 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const KvCacheManager& kv = state_.epoch->kv;
   const Request& request = state_.requests[admission.request];
   const std::uint64_t needs = AdmissionNeeds(request, admission.match);
-  CountOvertaken(request);
-  NoteStarted(admission.request);
+  CountOvertaken(admission.request);
   expected_.reset();
   reserved_requests_ |= request.reserves();
   state_.AdmitRequest(admission.request);

@@ -1,13 +1,15 @@
 // The second part of StepPlanner: deals the rows that decodes leave to prompts, begun and new ones.
 #include <algorithm>
+#include <utility>
 
 #include "scheduler/core/step_planner.h"
 
 namespace flotilla::scheduler {
 namespace {
 
-// Waiting requests that a plan tries to admit in vain. It limits the work of a plan.
-constexpr std::size_t kMostTried = 32;
+// Waiting requests that a plan tries to admit in vain, and those that it finds waiting for a
+// prefix. They limit the work of a plan.
+constexpr std::size_t kMostTried = 32, kMostWaitingForPrefix = 128;
 // The part of the rows left that is kept for shorter prompts.
 constexpr std::uint32_t kShorterShare = 4;
 
@@ -134,10 +136,13 @@ std::uint64_t StepPlanner::ExpectedBlocks(const Request& request) {
 std::optional<TableIndex> StepPlanner::WhoComputesPrefix(const Request& request,
                                                          const KvCacheManager::Match& match) const {
   const Sequence& first = state_.sequences[request.sequences.front()];
-  for (const TableIndex index : state_.running) {
-    const Sequence& other = state_.sequences[index];
-    if (state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match)) {
-      return index;
+  // Most that wait for a prefix wait for the same one.
+  for (const auto* sequences : {&computing_, &std::as_const(state_.running)}) {
+    for (const TableIndex index : *sequences) {
+      const Sequence& other = state_.sequences[index];
+      if (state_.epoch->kv.WillPublish(other, state_.RequestOf(other), first, request, match)) {
+        return index;
+      }
     }
   }
   return std::nullopt;
@@ -186,8 +191,7 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
 bool StepPlanner::CanAdmit() {
   load_.reset();
   waits_for_prefix_ = false;
-  tried_.clear();
-  queue_.clear();
+  ForgetTried();
   NoteBlocked();
   bool found = false;
   while (!found && !load_.has_value()) {
@@ -197,64 +201,76 @@ bool StepPlanner::CanAdmit() {
     found = attempt.admission.has_value() && MayOvertake(*next);
     if (!found) NoteTried(*next, attempt);
   }
-  tried_.clear();
-  queue_.clear();
+  ForgetTried();
   return found;
+}
+
+void StepPlanner::ForgetTried() {
+  tried_.clear();
+  tried_in_vain_ = 0;
+  computing_.clear();
+  queue_.clear();
 }
 
 // A request that starts in an isolated step can be overtaken, too.
 void StepPlanner::NoteBlocked() {
-  blocked_.reset();
+  blocked_.clear();
+  noted_all_ = false;
   blocked_isolated_.reset();
-  blocked_behind_.clear();
   const std::optional<TableIndex> head = state_.waiting.isolated_head();
   if (!isolated_.has_value() && head.has_value() && TryAdmit(*head).blocked)
     blocked_isolated_ = head;
 }
 
 void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
-  tried_.push_back(index);
+  tried_.insert(index);
   Erase(queue_, index);
-  if (!attempt.blocked && !attempt.late) return;
-  if (!blocked_.has_value()) {
-    blocked_ = index;
-  } else {
-    blocked_behind_.push_back(index);
+  if (!attempt.computing.has_value()) {
+    ++tried_in_vain_;
+  } else if (!Contains(computing_, *attempt.computing)) {
+    computing_.push_back(*attempt.computing);
   }
+  // One that could start may not overtake another.
+  const bool is_held = attempt.blocked || attempt.late || attempt.admission.has_value();
+  if (is_held && !Contains(blocked_, index)) blocked_.push_back(index);
 }
 
-// When the first blocked request starts after all, the next one is the first that is overtaken.
-void StepPlanner::NoteStarted(TableIndex index) {
-  Erase(blocked_behind_, index);
-  if (blocked_isolated_ == index) blocked_isolated_.reset();
-  if (blocked_ != index) return;
-  blocked_.reset();
-  if (blocked_behind_.empty()) return;
-  blocked_ = blocked_behind_.front();
-  blocked_behind_.erase(blocked_behind_.begin());
+// Those whose turn is before that of the waiting request `index`, and which are overtaken if it
+// starts.
+std::vector<TableIndex> StepPlanner::OvertakenBy(TableIndex index) const {
+  std::vector<TableIndex> overtaken;
+  for (const TableIndex blocked : blocked_) {
+    if (state_.Before(state_.requests[blocked], state_.requests[index])) {
+      overtaken.push_back(blocked);
+    }
+  }
+  if (blocked_isolated_.has_value() && blocked_isolated_ != index) {
+    overtaken.push_back(*blocked_isolated_);
+  }
+  return overtaken;
 }
 
 bool StepPlanner::MayOvertake(TableIndex index) const {
   const std::uint64_t rows = state_.requests[index].waiting_tokens;
-  const auto may = [&](const std::optional<TableIndex>& blocked) {
-    return !blocked.has_value() || *blocked == index ||
-           state_.requests[*blocked].overtaken_rows + rows <= state_.MaxOvertakenRows();
-  };
-  return may(blocked_) && may(blocked_isolated_);
+  const std::vector<TableIndex> overtaken = OvertakenBy(index);
+  return std::all_of(overtaken.begin(), overtaken.end(), [&](TableIndex blocked) {
+    return state_.requests[blocked].overtaken_rows + rows <= state_.MaxOvertakenRows();
+  });
 }
 
-void StepPlanner::CountOvertaken(const Request& request) {
-  bool overtakes = false;
-  for (const std::optional<TableIndex>& blocked : {blocked_, blocked_isolated_}) {
-    if (!blocked.has_value() || &state_.requests[*blocked] == &request) continue;
-    state_.requests[*blocked].overtaken_rows += request.waiting_tokens;
-    overtakes = true;
+void StepPlanner::CountOvertaken(TableIndex index) {
+  const std::vector<TableIndex> overtaken = OvertakenBy(index);
+  for (const TableIndex blocked : overtaken) {
+    state_.requests[blocked].overtaken_rows += state_.requests[index].waiting_tokens;
   }
-  state_.counters.bypasses += overtakes;
+  state_.counters.bypasses += !overtaken.empty();
+  Erase(blocked_, index);
+  if (blocked_isolated_ == index) blocked_isolated_.reset();
 }
 
 std::optional<TableIndex> StepPlanner::NextWaiting() {
-  if (RowsOfTarget(0, budget_) == 0 || !short_of_blocks_.empty() || tried_.size() >= kMostTried) {
+  if (RowsOfTarget(0, budget_) == 0 || !short_of_blocks_.empty() || tried_in_vain_ >= kMostTried ||
+      tried_.size() >= kMostTried + kMostWaitingForPrefix) {
     return std::nullopt;
   }
   if (isolated_.has_value()) {
@@ -265,8 +281,8 @@ std::optional<TableIndex> StepPlanner::NextWaiting() {
   const bool full = state_.reserved_sequences >= state_.MaxRunning();
   if (full && !tried_.empty()) return std::nullopt;
   if (queue_.empty()) {
-    queue_ = state_.waiting.First(kMostTried + tried_.size());
-    for (const TableIndex index : tried_) Erase(queue_, index);
+    queue_ = state_.waiting.First(kMostTried + 2 * tried_.size());
+    std::erase_if(queue_, [this](TableIndex index) { return tried_.contains(index); });
     std::reverse(queue_.begin(), queue_.end());
   }
   if (queue_.empty()) return std::nullopt;
@@ -342,8 +358,7 @@ void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
         waiting.has_value() && (!prompt.has_value() || state_.requests[*waiting].waiting_tokens <
                                                            RowsLeft(state_.sequences[*prompt]));
     if (is_new) {
-      NoteOvertakenHead(*waiting);
-      if (!MayOvertake(*waiting)) return;  // its own turn may come later in this step
+      if (!MayGoFirst(*waiting)) return;  // its own turn may come later in this step
       if (!DealToWaiting(*waiting, budget_ - left)) return;
     } else if (prompt.has_value()) {
       DealToPrompt(*prompt, budget_ - left);
@@ -353,20 +368,25 @@ void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
   }
 }
 
-// The head of the queue is overtaken by a shorter request, even if its own turn comes later in this
-// step; but not if it waits for a prefix anyway.
-void StepPlanner::NoteOvertakenHead(TableIndex by) {
-  const std::optional<TableIndex> head = state_.waiting.head();
-  if (blocked_.has_value() || *head == by || Contains(tried_, *head)) return;
-  const Attempt attempt = TryAdmit(*head);
-  const bool loads = load_.has_value();  // the blocks that it would be read back to
+// Whether a shorter request may start before its turn. Those whose turn is before its own are
+// overtaken, even if they come later in this step; but not those that wait for a prefix anyway.
+bool StepPlanner::MayGoFirst(TableIndex index) {
+  const Attempt attempt = TryAdmit(index);
   load_.reset();
-  const bool starts = attempt.admission.has_value() || loads;
-  if (attempt.blocked || attempt.late || starts) blocked_ = head;
+  if (!attempt.admission.has_value()) return true;
+  if (!std::exchange(noted_all_, true)) {
+    for (const TableIndex other : state_.waiting.First(kMostTried)) {
+      if (tried_.contains(other)) continue;
+      const Attempt turn = TryAdmit(other);
+      const bool starts = turn.admission.has_value() || load_.has_value();
+      load_.reset();  // the blocks that it would be read back to
+      if (turn.blocked || turn.late || starts) blocked_.push_back(other);
+    }
+  }
+  return MayOvertake(index);
 }
 
-// Whether the order lets `request` have rows that `than` would have had.
-bool StepPlanner::MayShareRowsOf(const Request& than, const Request& request) const {
+bool StepPlanner::MayTakeFrom(const Request& than, const Request& request) const {
   if (request.order.group > than.order.group) return false;
   return request.tenant == than.tenant || state_.fair.Before(request.tenant, than.tenant);
 }
@@ -377,7 +397,7 @@ std::optional<TableIndex> StepPlanner::ShortestPrompt(const Request& than,
   std::uint64_t least = std::min<std::uint64_t>(rows, state_.MaxStepTokens() + 1);
   for (const TableIndex index : prompts_) {
     const Sequence& sequence = state_.sequences[index];
-    if (RowsLeft(sequence) >= least || !MayShareRowsOf(than, state_.RequestOf(sequence))) continue;
+    if (RowsLeft(sequence) >= least || !MayTakeFrom(than, state_.RequestOf(sequence))) continue;
     least = RowsLeft(sequence);
     shortest = index;
   }
@@ -391,8 +411,8 @@ std::optional<TableIndex> StepPlanner::ShortestWaiting(const Request& than,
     return std::nullopt;
   }
   const Request& request = state_.requests[*index];
-  if (request.waiting_tokens >= rows || Contains(tried_, *index)) return std::nullopt;
-  return MayShareRowsOf(than, request) ? index : std::nullopt;
+  if (request.waiting_tokens >= rows || tried_.contains(*index)) return std::nullopt;
+  return MayTakeFrom(than, request) ? index : std::nullopt;
 }
 
 }  // namespace flotilla::scheduler

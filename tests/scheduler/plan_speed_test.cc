@@ -105,6 +105,7 @@ struct Queues {
   // The length of each answer. Long answers keep all places taken; short ones let requests start
   // and end in every plan.
   std::uint32_t max_tokens = 4'000;
+  std::uint64_t tenants = 8;
 };
 
 // A core with default options. Every place is taken by a request that decodes after 2,000 tokens,
@@ -143,10 +144,10 @@ class FullQueues {
     return machine;
   }
 
-  // Each request has one of eight tenants, and a length, priority and deadline of its own.
+  // Each request has one of the tenants, and a length, priority and deadline of its own.
   void Submit(std::uint32_t tokens) {
     TokenizedRequest request = CoreHarness::Request(next_, tokens, queues_.max_tokens);
-    request.tenant = std::to_string(next_ % 8);
+    request.tenant = std::to_string(next_ % queues_.tenants);
     request.priority = static_cast<std::int32_t>(next_ * 7 % 5);
     request.deadline_ns = (std::int64_t{1} << 60) + static_cast<std::int64_t>(next_ * 31 % 1000);
     ++next_;
@@ -165,8 +166,9 @@ class FullQueues {
     const std::int64_t start = ThreadCpuNs();
     PlanOutcome outcome = harness_.core.Plan(0);
     const std::int64_t took = ThreadCpuNs() - start;
-    if (outcome.plan.has_value()) harness_.plans.push_back(*std::move(outcome.plan));
-    if (harness_.plans.size() > 1) Answer();
+    const bool waits = !outcome.plan.has_value();
+    if (!waits) harness_.plans.push_back(*std::move(outcome.plan));
+    if (harness_.plans.size() > (waits ? 0 : 1)) Answer();
     return took;
   }
 
@@ -193,23 +195,25 @@ INSTANTIATE_TEST_SUITE_P(PlanSpeed, FullQueuesTest,
                                            Queues{"Srpt", "srpt"}, Queues{"Edf", "edf"},
                                            Queues{"FairShare", "fcfs", true},
                                            Queues{"ShortAnswers", "priority", false, 16},
-                                           Queues{"ShortAnswersFairShare", "srpt", true, 16}),
+                                           Queues{"ShortAnswersFairShare", "srpt", true, 16},
+                                           Queues{"ManyTenants", "fcfs", true, 4'000, 4'096},
+                                           Queues{"ShortAnswersManyTenants", "fcfs", true, 16,
+                                                  4'096}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(FullQueuesTest, APlanTakesAtMostAHundredMicroseconds) {
   if (!kTimed) GTEST_SKIP() << "timing means something in plain release builds only";
   std::int64_t best_ns = std::numeric_limits<std::int64_t>::max();
   FullQueues queues(GetParam());
-  const std::uint64_t started = queues.started();
+  const std::uint64_t enough = queues.started() + (GetParam().max_tokens < 100 ? 200 : 0);
   // A shared machine may be slow for some seconds.
-  for (int attempt = 0; attempt < 100 && best_ns > 100'000; ++attempt) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
     best_ns = std::min(best_ns, queues.MedianNs(100));
+    if (best_ns <= 100'000 && queues.started() >= enough) break;
   }
   RecordProperty("microseconds", std::to_string(best_ns / 1000));
   EXPECT_LE(best_ns, 100'000);
-  if (GetParam().max_tokens < 100) {
-    EXPECT_GT(queues.started(), started + 50);
-  }
+  EXPECT_GE(queues.started(), enough);
 }
 
 }  // namespace

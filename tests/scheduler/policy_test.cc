@@ -3,7 +3,10 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -71,6 +74,40 @@ TEST(FairShare, TurnsFollowTokensAndWeights) {
   EXPECT_TRUE(fair.Before(b, a));
   fair.Charge(b, 2);
   EXPECT_TRUE(fair.Before(a, b));
+}
+
+// The counters beside a list of them that is searched each time.
+TEST(FairShare, IsWhatASlowTwinIs) {
+  testing::Random random(1);
+  FairShare fair(true, {});
+  std::map<std::string, std::pair<std::uint64_t, std::vector<TableIndex>>> tenants;  // and requests
+  const auto floor = [&] {
+    std::optional<std::uint64_t> least;
+    for (const auto& [name, tenant] : tenants) {
+      if (!tenant.second.empty()) least = std::min(least.value_or(tenant.first), tenant.first);
+    }
+    return least;
+  };
+  std::uint64_t last_floor = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::string name = std::to_string(random.Below(40));
+    auto& [served, requests] = tenants[name];
+    if (requests.empty() || random.OneIn(3)) {
+      if (requests.empty()) served = std::max(served, floor().value_or(last_floor));
+      requests.push_back(fair.Join(name));
+    } else if (random.OneIn(2)) {
+      const std::uint64_t cost = random.Below(50);
+      fair.Charge(requests.back(), cost);
+      served += cost * 1024;
+    } else {
+      last_floor = std::max(last_floor, *floor());
+      fair.Leave(requests.back());
+      requests.pop_back();
+    }
+    ASSERT_EQ(fair.StandingOf(name).served,
+              requests.empty() ? std::max(served, floor().value_or(last_floor)) : served)
+        << i;
+  }
 }
 
 TEST(FairShare, NobodySavesUpTurnsNorSheds) {

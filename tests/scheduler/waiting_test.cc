@@ -177,6 +177,27 @@ TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
   EXPECT_GE(harness.EndOf(2)->usage.cached_tokens, 11'984u);
 }
 
+// The same where more wait for the prefix than a plan tries to start in vain.
+TEST(Waiting, ManyThatWaitForAPrefixHideNobody) {
+  CoreHarness harness({.max_step_tokens = 256, .max_chunk_tokens = 64}, WaitingGroup());
+  TokenizedRequest first = CoreHarness::Request(1, 6000, 5), head = first;
+  harness.core.Submit(0, first);
+  harness.Plan();
+  harness.Answer();
+  for (TokenId t = 0; t < 100; ++t) {
+    head.id.counter = 2 + static_cast<std::uint64_t>(t);
+    head.prompt.push_back(t);
+    harness.core.Submit(0, head);
+  }
+  for (std::uint64_t id = 200; id < 240; ++id) harness.Submit(id, 20, 3);
+  for (int plan = 0; plan < 6; ++plan) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  for (std::uint64_t id = 200; id < 240; ++id) EXPECT_GT(harness.TokensOf(id), 0u) << id;
+  harness.RunAll();
+}
+
 // Two prompts of two tenants share the steps, although one came first and is far longer.
 TEST(Waiting, UnderFairShareTenantsShareTheRowsOfSteps) {
   CoreHarness harness({.fair_share = true}, WaitingGroup(2000));
@@ -265,6 +286,45 @@ TEST(Waiting, AHigherClassTakesNoMoreBlocksThanItNeeds) {
   for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 30u);
 }
 
+// Under fair share the last request in order may be of a high class. One of a lower class gives way
+// all the same, though not to a tenant whose turn comes later.
+TEST(Waiting, UnderFairShareTheLowerClassGivesWay) {
+  CoreHarness harness({.max_seqs = 2, .fair_share = true}, WaitingGroup());
+  const auto submit = [&](std::uint64_t id, const char* tenant, std::int32_t priority) {
+    TokenizedRequest request = DistinctRequest(id, 20, 100);
+    request.tenant = tenant;
+    request.priority = priority;
+    harness.core.Submit(0, request);
+  };
+  submit(1, "a", -1);
+  PlansToFirstToken(harness, 1);
+  submit(2, "b", 5);
+  harness.Submit(3, 400, 1);  // charges nobody but its own tenant
+  PlansToFirstToken(harness, 2);
+  submit(4, "c", 5);
+  EXPECT_LE(PlansToFirstToken(harness, 4), 4);
+  harness.RunAll();
+  EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 1u);
+  EXPECT_EQ(harness.EndOf(2)->usage.preemptions, 0u);
+  for (const std::uint64_t id : {1, 2, 4}) EXPECT_EQ(harness.TokensOf(id), 100u);
+}
+
+// When blocks run out, the tenant that was served most gives its blocks, although its request was
+// there first.
+TEST(Waiting, UnderFairShareTheVictimIsOfTheTenantThatWasServedMost) {
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .fair_share = true},
+                      WaitingGroup(41));
+  TokenizedRequest heavy = DistinctRequest(1, 300, 100), light = DistinctRequest(2, 200, 200);
+  heavy.tenant = "heavy";
+  light.tenant = "light";
+  harness.core.Submit(0, heavy);
+  harness.core.Submit(0, light);
+  harness.RunAll();
+  EXPECT_GE(harness.EndOf(1)->usage.preemptions, 1u);
+  EXPECT_EQ(harness.EndOf(2)->usage.preemptions, 0u);
+  EXPECT_EQ(harness.TokensOf(1), 100u);
+}
+
 // Requests of a high class that keep coming take the place of a low one twice. Then they wait for
 // it.
 TEST(Waiting, ProtectionHoldsAgainstEveryPriority) {
@@ -303,6 +363,34 @@ TEST(Waiting, AHeadThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
   }
   EXPECT_GT(rows, 1000u);
   EXPECT_LE(rows, 32u * 256);
+  harness.RunAll();
+}
+
+// That holds for each of several that wait, and not only from when it is the first of them.
+TEST(Waiting, EachThatWaitsForMemoryIsOvertakenByAStatedNumberOfRows) {
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0}, WaitingGroup(101));
+  harness.core.Submit(0, DistinctRequest(1, 700, 880));  // 99 blocks in the end
+  PlansToFirstToken(harness, 1);
+  // 63 blocks each, of which 55 are free at first: they start one after the other.
+  constexpr std::uint64_t kLast = 4;
+  for (std::uint64_t id = 2; id <= kLast; ++id)
+    harness.core.Submit(0, DistinctRequest(id, 1000, 9));
+  std::uint64_t id = 100, rows = 0;
+  for (std::uint64_t started = 1; started < kLast;) {
+    for (int i = 0; i < 3; ++i) harness.core.Submit(0, DistinctRequest(++id, 60, 1));
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      if (open.request.counter > kLast) {
+        rows += 60;
+      } else {
+        started = open.request.counter;
+        EXPECT_LE(rows, 32u * 256) << started;
+      }
+    }
+    harness.Answer();
+    ASSERT_LT(id, 9000u);
+  }
+  EXPECT_GT(rows, 30u * 256);
   harness.RunAll();
 }
 
@@ -445,10 +533,11 @@ class AfterADeath : public ::testing::TestWithParam<int> {
   int newcomer_plans = 0, steps = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(, AfterADeath, ::testing::Values(8, 16, 64));
+INSTANTIATE_TEST_SUITE_P(, AfterADeath, ::testing::Values(1, 3, 8, 16, 28, 64));
 
 TEST_P(AfterADeath, ANewRequestStartsWithinFourPlans) {
   LastPause(GetParam(), true, 1000);
+  EXPECT_GT(newcomer_plans, 0);
   EXPECT_LE(newcomer_plans, 4);
 }
 

@@ -158,21 +158,21 @@ bool Liveness::IsFirstAndFits(const Seen& first, std::uint64_t copying) const {
   return Fits(first, copying);
 }
 
-// Counts the prompt tokens of requests that start in this plan although the first of those that
-// wait does not.
-absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& first,
+// Counts the prompt tokens of requests that start in this plan although one that goes before them
+// waits.
+absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& waits, bool is_first,
                                       const StepPlan& plan) {
   Waiter& waiter = waiters_[id];
-  ++counts_.judged;
+  counts_.judged += is_first;
   std::uint64_t largest = 0;
   for (const PlanOp& op : plan.ops) {
     const auto* open = std::get_if<OpenSequence>(&op);
     if (open == nullptr) continue;
     const auto started = seen_.find(open->request);
     if (started == seen_.end() || !started->second.waiting) continue;
-    if (&started->second == &first || !SurelyBefore(first, started->second)) continue;
+    if (&started->second == &waits || !SurelyBefore(waits, started->second)) continue;
     waiter.overtaken += open->tokens.size();
-    counts_.overtaken += open->tokens.size();
+    (is_first ? counts_.overtaken : counts_.overtaken_behind) += open->tokens.size();
     largest = std::max<std::uint64_t>(largest, open->tokens.size());
   }
   const std::uint64_t allowed = options_.max_overtaken_rows < 0
@@ -183,7 +183,8 @@ absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& first,
         std::max(counts_.most_overtaken_permille, 1000 * waiter.overtaken / allowed);
   }
   if (largest == 0 || waiter.overtaken <= allowed) return absl::OkStatus();
-  return Broken(id, absl::StrCat("overtaken by ", waiter.overtaken, " rows of ", allowed));
+  return Broken(id, absl::StrCat("overtaken by ", waiter.overtaken, " rows of ", allowed,
+                                 is_first ? "" : ", behind the first"));
 }
 
 // A sequence that decodes is left out of 6 plans at most because its masks are late, of one while a
@@ -253,29 +254,28 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
   // Who was preempted and starts again at once waited before all others, and was not seen to.
   const auto again = [&](const RequestId& id) { return started.count(id) > 0; };
   unclear |= std::any_of(preempted_.begin(), preempted_.end(), again);
-  absl::Status status;
-  if (first != seen_.end() && !loading && !unclear) {
-    const auto& [id, seen] = *first;
-    if (started.count(id) > 0) {
-      counts_.started += IsFirstAndFits(seen, copying);
-    } else if (waiting.count(id) > 0) {
-      // Who waits for a prefix hides nobody.
-      for (const auto& [other_id, other] : seen_) {
-        const bool computes = other.prompt_is_due || started.count(other_id) > 0;
-        if (computes && MayShareAPrefix(seen, other)) return status;
-      }
-      const std::uint64_t overtaken = counts_.overtaken;
-      status = CheckOvertaken(id, seen, plan);
-      const bool others_start = further || counts_.overtaken > overtaken;
-      if (!status.ok() || others_start || !IsFirstAndFits(seen, copying)) return status;
-      if (measures) {
-        plans_with_chunks_ = 0;
-      } else {
-        status = Broken(id, "it is first and fits, but the plan has no row of it");
-      }
-    }
+  if (loading || unclear) return absl::OkStatus();
+  // A plan does not try to start any number of requests.
+  const bool tries_all = waiting.size() <= 32;
+  for (const auto& [id, seen] : seen_) {
+    const bool is_first = first != seen_.end() && id == first->first;
+    if (is_first && started.count(id) > 0) counts_.started += IsFirstAndFits(seen, copying);
+    if (!seen.waiting || !IsClear(seen) || waiting.count(id) == 0) continue;
+    if (!is_first && !tries_all) continue;
+    // Who waits for a prefix hides nobody.
+    const bool shares = std::any_of(seen_.begin(), seen_.end(), [&](const auto& other) {
+      const bool computes = other.second.prompt_is_due || started.count(other.first) > 0;
+      return computes && MayShareAPrefix(seen, other.second);
+    });
+    if (shares) continue;
+    const std::uint64_t overtaken = counts_.overtaken;
+    if (absl::Status s = CheckOvertaken(id, seen, is_first, plan); !s.ok()) return s;
+    const bool others_start = further || counts_.overtaken > overtaken;
+    if (!is_first || others_start || !IsFirstAndFits(seen, copying)) continue;
+    if (!measures) return Broken(id, "it is first and fits, but the plan has no row of it");
+    plans_with_chunks_ = 0;
   }
-  return status;
+  return absl::OkStatus();
 }
 
 }  // namespace flotilla::testing

@@ -29,9 +29,10 @@ class Liveness {
 
   // What happened, summed over the plans of a run.
   struct Counts {
-    std::uint64_t started = 0;    // requests that were first and fit, and started at once
-    std::uint64_t judged = 0;     // waiting requests that were first of those that wait
-    std::uint64_t overtaken = 0;  // prompt tokens that started before one of them
+    std::uint64_t started = 0;           // requests that were first and fit, and started at once
+    std::uint64_t judged = 0;            // waiting requests that were first of those that wait
+    std::uint64_t overtaken = 0;         // prompt tokens that started before one of them
+    std::uint64_t overtaken_behind = 0;  // the same of requests that wait behind the first
     std::uint64_t most_overtaken_permille = 0;  // of what is allowed, where it is more than 0
     std::uint64_t most_left_out =
         0;  // plans in a row that one sequence that decodes was left out of
@@ -90,7 +91,8 @@ class Liveness {
   bool MeasuresDecodes(const StepPlan& plan);
   bool IsFirstAndFits(const Seen& first, std::uint64_t copying) const;
   absl::Status CheckLeftOut(const StepPlan& plan, bool unclear);
-  absl::Status CheckOvertaken(const RequestId& id, const Seen& first, const StepPlan& plan);
+  absl::Status CheckOvertaken(const RequestId& id, const Seen& waits, bool is_first,
+                              const StepPlan& plan);
 
   const scheduler::CoreOptions options_;
   const std::string policy_;

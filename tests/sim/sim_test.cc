@@ -166,6 +166,7 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   // The checks of liveness and of early ends are worth something only if they come close.
   EXPECT_GT(total.liveness.started, 5 * seeds);
   EXPECT_GT(total.liveness.overtaken, 20 * seeds);
+  EXPECT_GT(total.liveness.overtaken_behind, seeds);
   EXPECT_GT(total.liveness.most_overtaken_permille, 900u);
   EXPECT_GE(total.liveness.most_left_out, 6u);
   EXPECT_GT(total.ended_early, seeds);
@@ -206,6 +207,7 @@ void Record(const SimCoverage& total, std::uint64_t seeds) {
   record("of them failed", total.core.quarantine_failures);
   record("requests that were first and fit, and started at once", total.liveness.started);
   record("rows that overtook the first of those that wait", total.liveness.overtaken);
+  record("rows that overtook those behind it", total.liveness.overtaken_behind);
   record("most of them, permille of what is allowed", total.liveness.most_overtaken_permille);
   record("ended before their deadline", total.ended_early);
   record("most time that one of them had, permille of what it needs at most",

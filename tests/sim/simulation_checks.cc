@@ -367,6 +367,7 @@ void SimCoverage::Add(const SimCoverage& o) {
   liveness.started += o.liveness.started;
   liveness.judged += o.liveness.judged;
   liveness.overtaken += o.liveness.overtaken;
+  liveness.overtaken_behind += o.liveness.overtaken_behind;
   liveness.most_left_out = std::max(liveness.most_left_out, o.liveness.most_left_out);
   liveness.most_overtaken_permille =
       std::max(liveness.most_overtaken_permille, o.liveness.most_overtaken_permille);
