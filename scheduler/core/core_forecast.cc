@@ -118,8 +118,8 @@ CoreState::Decodes CoreState::DecodesBeside(const Request& request) const {
   return others;
 }
 
-// The time of `steps` steps of one decode of length `length` beside others, which end one after
-// another.
+// The least time of `steps` steps of one decode of length `length` beside others, which end one
+// after another.
 std::int64_t CoreState::DecodesNs(std::uint64_t steps, std::uint64_t length,
                                   const Decodes& others) const {
   StepShape shape;
@@ -129,7 +129,7 @@ std::int64_t CoreState::DecodesNs(std::uint64_t steps, std::uint64_t length,
   std::int64_t ns = 0;
   const auto run_until = [&](std::uint64_t step) {
     const auto more = static_cast<std::int64_t>(std::max(std::min(step, steps), done) - done);
-    ns = std::min(ns + more * forecast.steps().PredictNs(shape), StepTimeModel::kMostNs);
+    ns = std::min(ns + more * forecast.steps().SureNs(shape), StepTimeModel::kMostNs);
     done += static_cast<std::uint64_t>(more);
   };
   for (const auto& [left, other] : others) {

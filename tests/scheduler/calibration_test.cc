@@ -159,6 +159,22 @@ TEST(StepTimeModel, NothingIsSurelyLateJustAfterAChange) {
   EXPECT_GT(model.QuickestNs(12'000'000, {}), 4'500'000);
 }
 
+// Steps of 40 rows do not say what of their time a step of one row has.
+TEST(StepTimeModel, StepsOfFewerRowsThanAllMayBeQuick) {
+  StepTimeModel model(1000, 4'000'000);
+  StepShape many, one;
+  for (int i = 0; i < 40; ++i) many.AddDecode(500);
+  one.AddDecode(500);
+  for (int i = 0; i < 500; ++i) model.Observe(many, 4'000'000);
+  EXPECT_GT(model.PredictNs(one), 1'000'000);  // it takes most of the time for fixed
+  EXPECT_EQ(model.SureNs(one), model.PredictNs(one) / 40);
+  EXPECT_EQ(model.SureNs(many), model.PredictNs(many));
+  model.Observe(one, 2'000'000);
+  EXPECT_EQ(model.SureNs(one), model.PredictNs(one));
+  for (int i = 0; i < 100; ++i) model.Observe(many, 20'000'000);  // all times have changed
+  EXPECT_EQ(model.SureNs(one), model.PredictNs(one) / 40);
+}
+
 TEST(StepTimeModel, HostileTimingsStayInBounds) {
   StepTimeModel model(-5, INT64_MAX);
   testing::Random random(9);

@@ -258,6 +258,10 @@ TEST(Simulation, SeedsThatFailedOnceHold) {
     Simulation simulation(seed);
     EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
   }
+  for (const std::uint64_t seed : {2440u, 3490u, 5502u}) {
+    Simulation simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true);
+    EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "with runs, seed " << seed;
+  }
 }
 
 // A tier that has room for everything keeps what is evicted, so more is found again, although

@@ -70,6 +70,13 @@ std::int64_t StepTimeModel::PredictNs(const StepShape& shape) const {
   return static_cast<std::int64_t>(std::clamp<Wide>(ns, 1, kMostNs));
 }
 
+std::int64_t StepTimeModel::SureNs(const StepShape& shape) const {
+  const std::uint64_t rows = shape.prefill_rows + shape.decode_rows;
+  const std::int64_t ns = PredictNs(shape);
+  if (rows >= fewest_rows_) return ns;
+  return static_cast<std::int64_t>(Wide{ns} * rows / fewest_rows_);
+}
+
 std::int64_t StepTimeModel::QuantileNs(const StepShape& shape, std::uint32_t permille) const {
   const auto ratio = static_cast<Wide>(ratios_[shape.prefill_rows > 0].Quantile(permille));
   return static_cast<std::int64_t>(std::clamp<Wide>(PredictNs(shape) * ratio / kOne, 1, kMostNs));
@@ -172,6 +179,7 @@ void StepTimeModel::Rescale(std::int64_t ratio) {
   }
   ForgetRatios();
   since_change_ = 0;
+  fewest_rows_ = ~0ull;
 }
 
 void StepTimeModel::NoticeChange(std::int64_t ratio) {
@@ -199,6 +207,7 @@ void StepTimeModel::Observe(const StepShape& shape, std::int64_t ns) {
   Improve();
   ++steps_;
   ++since_change_;
+  fewest_rows_ = std::min(fewest_rows_, shape.prefill_rows + shape.decode_rows);
   since_decodes_alone_ += prefill;
   most_prefill_rows_ = std::max(most_prefill_rows_, shape.prefill_rows);
   most_prefill_context_ = std::max(most_prefill_context_, shape.prefill_context);

@@ -57,6 +57,9 @@ class StepTimeModel {
 
   // The expected time. At least 1, at most kMostNs.
   std::int64_t PredictNs(const StepShape& shape) const;
+  // The same, less what is not known of steps with fewer rows than all since the times have
+  // changed: what they seem to take whatever their rows may be of the rows.
+  std::int64_t SureNs(const StepShape& shape) const;
   // The time that `permille` of the steps of such a shape do not exceed.
   std::int64_t QuantileNs(const StepShape& shape, std::uint32_t permille) const;
   // `ns`, which was predicted for steps with chunks up to `largest`, less all that the model may be
@@ -113,9 +116,10 @@ class StepTimeModel {
   std::uint64_t steps_ = 0;
   std::uint64_t most_prefill_rows_ = 0, most_prefill_context_ = 0;  // of a step
   std::uint64_t since_decodes_alone_ = 0;                           // steps with prefill in a row
-  std::uint64_t since_change_ = 0;  // steps since all times have changed
-  std::int64_t side_ = 0;           // the last steps in a row that were too long (> 0) or too short
-  std::int64_t nearest_ = 0;        // the ratio of the one of them that was least off
+  std::uint64_t since_change_ = 0;     // steps since all times have changed
+  std::uint64_t fewest_rows_ = ~0ull;  // of one of these steps
+  std::int64_t side_ = 0;     // the last steps in a row that were too long (> 0) or too short
+  std::int64_t nearest_ = 0;  // the ratio of the one of them that was least off
 };
 
 }  // namespace flotilla::scheduler
