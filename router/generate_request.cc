@@ -82,21 +82,6 @@ double MaxOf(const Range& range, const Bounds& bounds) {
   return range.high;
 }
 
-// The bounds of a list of strings, and what one of them is.
-struct StringsBound {
-  std::size_t most, most_bytes;
-  std::string_view what;
-};
-StringsBound BoundOf(const Parameter& row, const RequestLimits& limits) {
-  if (row.name == ParameterNamed("stop").name) {
-    return {limits.max_stop_strings, limits.max_stop_bytes, "a stop string"};
-  }
-  if (row.name == ParameterNamed("bad_words").name) {
-    return {limits.max_bad_words, limits.max_stop_bytes, "a bad word"};
-  }
-  return {limits.max_dry_breakers, limits.max_dry_breaker_bytes, "a breaker"};
-}
-
 // The first group of overloads checks the size of a list or text, the second one the value of a
 // parameter, its size included.
 template <class T>
@@ -117,14 +102,12 @@ absl::Status CheckSize(const Parameter& row, const std::vector<std::string>& str
 }
 absl::Status CheckSize(const Parameter& row, const std::vector<std::int64_t>& tokens,
                        const RequestLimits& limits) {
-  const bool stops = row.name == ParameterNamed("stop_token_ids").name;
-  return CheckCount(row.name, tokens.size(), "entries",
-                    stops ? limits.max_stop_tokens : SamplingParams::kMaxAllowed);
+  return CheckCount(row.name, tokens.size(), "entries", BoundOf(row, limits).most);
 }
 absl::Status CheckSize(const Parameter& row,
                        const std::vector<std::pair<std::int64_t, double>>& biases,
-                       const RequestLimits&) {
-  return CheckCount(row.name, biases.size(), "tokens", SamplingParams::kMaxBiases);
+                       const RequestLimits& limits) {
+  return CheckCount(row.name, biases.size(), "tokens", BoundOf(row, limits).most);
 }
 
 template <class T>
@@ -365,6 +348,19 @@ absl::Status CheckBeams(const ApiRequest& api, const Bounds& bounds) {
 }
 
 }  // namespace
+
+SizeBound BoundOf(const Parameter& row, const RequestLimits& limits) {
+  if (row.name == ParameterNamed("stop").name) {
+    return {limits.max_stop_strings, limits.max_stop_bytes, "a stop string"};
+  }
+  if (row.name == ParameterNamed("bad_words").name) {
+    return {limits.max_bad_words, limits.max_stop_bytes, "a bad word"};
+  }
+  if (row.name == ParameterNamed("stop_token_ids").name) return {limits.max_stop_tokens};
+  if (row.name == ParameterNamed("allowed_token_ids").name) return {SamplingParams::kMaxAllowed};
+  if (row.name == ParameterNamed("logit_bias").name) return {SamplingParams::kMaxBiases};
+  return {limits.max_dry_breakers, limits.max_dry_breaker_bytes, "a breaker"};
+}
 
 std::vector<TokenId> StopTokens(const ApiRequest& api, const ModelLimits& model) {
   std::vector<TokenId> stops(api.stop_token_ids.begin(), api.stop_token_ids.end());

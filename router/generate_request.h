@@ -71,6 +71,14 @@ struct RequestLimits {
   std::int64_t default_timeout_ms = 600'000;
 };
 
+// The bound of a parameter that is a list: how many entries it has at most, and if these are texts,
+// their bytes and what errors call one.
+struct SizeBound {
+  std::size_t most = 0, most_bytes = 0;
+  std::string_view what = {};
+};
+SizeBound BoundOf(const Parameter& row, const RequestLimits& limits);
+
 // The facts about a model and its engine that the validator needs.
 struct ModelLimits {
   std::string id;
