@@ -2,14 +2,14 @@
 //
 // A row names a parameter on both public APIs, gives its default and its range, and says which
 // modes take it, which member holds what a client asked for, and which member the sampler reads.
-// These go by the rows: reading JSON and gRPC, validation and its errors, the messages between
-// the processes of a fleet, and the tests that compare docs/api.md, docs/openapi.yaml and the
-// protos with the code. So a new parameter of the sampler is
+// These go by the rows: reading JSON and gRPC, validation and its errors, /openapi.json, the
+// messages between the processes of a fleet, and the tests that compare docs/api.md and the protos
+// with the code. So a new parameter of the sampler is
 //
 //   a member of RequestParameters and a row, here,
 //   a member of SamplingParams (common/types/sampling.h) and its use (the sampler),
 //   a field of flotilla.v1.SamplingParams and an optional one of flotilla.v1.Sampling,
-//   a line each in docs/api.md and docs/openapi.yaml.
+//   a line in docs/api.md.
 //
 // Pure values and functions, which may be used on any thread.
 #pragma once

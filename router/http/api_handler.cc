@@ -21,6 +21,7 @@
 #include "router/http/json_text.h"
 #include "router/http/openai_exchange.h"
 #include "router/http/openai_request.h"
+#include "router/http/openapi.h"
 #include "router/http/pool_exchange.h"
 #include "router/http/route_hint.h"
 #include "router/metrics.h"
@@ -151,7 +152,7 @@ class ApiHandler final : public HttpHandler {
     bool Matches(std::string_view asked) const { return IdOf(asked).has_value(); }
     bool IsUpload() const { return answer == &ApiHandler::Files<&FilesApi::Upload>; }
   };
-  static const std::array<Route, 20> kRoutes;
+  static const std::array<Route, 21> kRoutes;
 
   HttpRefusal RefuseMethod(std::string_view path) const;
   // The route that answers `method` at `path`. If there is none, another route of that path.
@@ -213,6 +214,7 @@ class ApiHandler final : public HttpHandler {
   std::unique_ptr<HttpExchange> Health(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Ready(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Metrics(HttpRequest& request, HttpReply& reply);
+  std::unique_ptr<HttpExchange> OpenApi(HttpRequest& request, HttpReply& reply);
   std::unique_ptr<HttpExchange> Root(HttpRequest& request, HttpReply& reply);
 
   const ApiOptions options_;
@@ -223,7 +225,7 @@ class ApiHandler final : public HttpHandler {
   FilesApi files_;
 };
 
-const std::array<ApiHandler::Route, 20> ApiHandler::kRoutes = {{
+const std::array<ApiHandler::Route, 21> ApiHandler::kRoutes = {{
     {"POST", "/v1/chat/completions", Access::kKey, &ApiHandler::Chat},
     {"POST", "/v1/completions", Access::kKey, &ApiHandler::Complete},
     {"GET", "/v1/models", Access::kKey, &ApiHandler::ListModels},
@@ -243,6 +245,7 @@ const std::array<ApiHandler::Route, 20> ApiHandler::kRoutes = {{
     {"GET", "/health", Access::kAnybody, &ApiHandler::Health},
     {"GET", "/ready", Access::kAnybody, &ApiHandler::Ready},
     {"GET", "/metrics", Access::kAnybody, &ApiHandler::Metrics},
+    {"GET", "/openapi.json", Access::kKey, &ApiHandler::OpenApi},
     {"GET", "/", Access::kKey, &ApiHandler::Root},
 }};
 
@@ -554,6 +557,11 @@ std::unique_ptr<HttpExchange> ApiHandler::Metrics(HttpRequest&, HttpReply& reply
   } else {
     SendError(absl::NotFoundError("this server exports no metrics"), reply);
   }
+  return nullptr;
+}
+
+std::unique_ptr<HttpExchange> ApiHandler::OpenApi(HttpRequest&, HttpReply& reply) {
+  reply.Send(200, kJson, OpenApiText(), {});
   return nullptr;
 }
 

@@ -1,5 +1,5 @@
 """Runs clients that others wrote for the OpenAI API against a server: benchmarks (GuideLLM,
-AIPerf), LangChain, and schemathesis, which compares the server with docs/openapi.yaml.
+AIPerf), LangChain, and schemathesis, which compares the server with its /openapi.json.
 
 The clients are in an environment of their own, which `scripts/test --long` makes.
 FLOTILLA_CLIENTS names its bin folder. None of them reaches any other host. The tests make the
@@ -15,7 +15,7 @@ import subprocess
 
 import pytest
 
-from flotilla_server import MODEL, ROOT, SANITIZED, Server
+from flotilla_server import MODEL, SANITIZED, Server
 
 HERE = pathlib.Path(__file__).parent
 CLIENTS = os.environ.get("FLOTILLA_CLIENTS")
@@ -129,34 +129,36 @@ CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conform
           "negative_data_rejection", "unsupported_method")
 
 
-def schema_of(model, vocabulary):
-    """docs/openapi.yaml with this server's model and the size of its vocabulary."""
-    text = (ROOT / "docs" / "openapi.yaml").read_text()
-    for general, ours in (
-            ("ModelName: {type: string, minLength: 1}", f"ModelName: {{enum: [{model}]}}"),
-            ("items: {type: integer, minimum: 0}}",
-             f"items: {{type: integer, minimum: 0, maximum: {vocabulary - 1}}}}}")):
-        assert general in text
-        text = text.replace(general, ours)
-    return text
+def description_of(server, vocabulary, headers):
+    """The server's own description, with its model and the size of its vocabulary."""
+    token = {"type": "integer", "minimum": 0}
+    bounded = {**token, "maximum": vocabulary - 1}
+    description = json.loads(
+        server.http.get("/openapi.json", headers=headers).text,
+        object_hook=lambda one: {**one, "items": bounded} if one.get("items") == token else one)
+    schemas = description["components"]["schemas"]
+    assert schemas["TokenIds"]["items"] == bounded and "minLength" in schemas["ModelName"]
+    schemas["ModelName"] = {"enum": [MODEL]}
+    return json.dumps(description)
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "without a key"])
 def test_schemathesis(home, tmp_path, keyed, record_property):
     """Makes valid and invalid requests from the schema. The server refuses the invalid ones, and
     each answer has a status, a type and a form that the schema lists."""
-    if keyed:
-        keys = tmp_path / "keys"
-        keys.write_text("alice a-key-that-nobody-here-has-0123456789\n")
-        keys.chmod(0o600)
-    (tmp_path / "openapi.yaml").write_text(schema_of(MODEL, 49152))
+    key = "a-key-that-no-request-has-0123456789"
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice {key}\n")
+    keys.chmod(0o600)
     # A deadline of 1 ms is a good value, and passes.
     (tmp_path / "schemathesis.toml").write_text(
         '[checks]\nnot_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]\n')
     # A short context: some requests go on to its end.
     with Server(tmp_path, "--kv-blocks", "8",
                 *(["--api-keys-file", str(keys)] if keyed else [])) as server:
-        result = run(["schemathesis", "--config-file", "schemathesis.toml", "run", "openapi.yaml",
+        (tmp_path / "openapi.json").write_text(
+            description_of(server, 49152, {"authorization": f"Bearer {key}"}))
+        result = run(["schemathesis", "--config-file", "schemathesis.toml", "run", "openapi.json",
                     "--url", server.url, "--seed", "1",
                     "--max-examples", "10" if keyed else "60", "--checks", ",".join(CHECKS),
                     "--continue-on-failure", "--generation-database", "none",

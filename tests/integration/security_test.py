@@ -91,7 +91,7 @@ def wrong_headers(files):
 
 def test_every_route_needs_a_key(fleet, files):
     walked = routes(fleet)
-    assert len(walked) == 20
+    assert len(walked) == 21
     for method, path in walked + [("GET", "/no/such"), ("POST", "/v1/no"), ("OPTIONS", "/"),
                                   ("DELETE", "/v1/models"), ("GET", "/metrics/"),
                                   ("GET", "/health/../v1/models"), ("GET", "//health")]:

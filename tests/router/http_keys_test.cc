@@ -67,8 +67,8 @@ TEST_F(HttpKeysTest, HealthNeedsNoKeyAndWhatDoesNotExistDoes) {
   ServeWithKeys();
   EXPECT_EQ(HttpClient(port_).Call("GET", "/health").status, 200);
   EXPECT_EQ(HttpClient(port_).Call("GET", "/ready?x=1").status, 200);
-  for (const char* path : {"/", "/v1/models", "/nothing", "/health/", "/HEALTH", "*",
-                           "http://t/health", "/%68ealth"}) {
+  for (const char* path : {"/", "/openapi.json", "/v1/models", "/nothing", "/health/", "/HEALTH",
+                           "*", "http://t/health", "/%68ealth"}) {
     EXPECT_EQ(HttpClient(port_).Call("GET", path).status, 401) << path;
   }
   EXPECT_EQ(HttpClient(port_).Call("GET", "/nothing", "", kAlice).status, 404);

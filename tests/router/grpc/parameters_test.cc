@@ -1,5 +1,4 @@
-// The table of parameters beside all that goes by it or must equal it: the protos, docs/api.md
-// and docs/openapi.yaml.
+// The table of parameters beside all that goes by it or must equal it: the protos and docs/api.md.
 #include "common/types/parameters.h"
 
 #include <fstream>
@@ -30,11 +29,8 @@ std::vector<std::string> LinesOf(const char* path) {
   return lines;
 }
 
-bool IsReal(const Parameter& row) {
-  return std::holds_alternative<Parameter::Member<std::optional<double>>>(row.asked);
-}
 bool IsNumber(const Parameter& row) {
-  return IsReal(row) ||
+  return std::holds_alternative<Parameter::Member<std::optional<double>>>(row.asked) ||
          std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
 }
 
@@ -88,23 +84,6 @@ TEST(Parameters, AreInTheManualWithRangeAndDefault) {
       EXPECT_EQ(columns[3], absl::StrCat(*row.default_value)) << name;
     }
     EXPECT_TRUE(found) << name << " is not in docs/api.md";
-  }
-}
-
-TEST(Parameters, AreInTheSchemaWithTypeAndRange) {
-  const auto lines = LinesOf("docs/openapi.yaml");
-  for (const Parameter& row : kParameters) {
-    if (!row.exceptions.http) continue;
-    std::string wanted = absl::StrCat("        ", std::string(row.name), ":");
-    if (IsNumber(row)) {
-      absl::StrAppend(&wanted, " {type: [", IsReal(row) ? "number" : "integer", ", \"null\"], ",
-                      row.range.above_low ? "exclusiveMinimum: " : "minimum: ",
-                      row.exceptions.also_default.value_or(row.range.low));
-      if (row.range.limit == Limit::kNone) absl::StrAppend(&wanted, ", maximum: ", row.range.high);
-    }
-    bool found = false;
-    for (const std::string& line : lines) found |= line.starts_with(wanted);
-    EXPECT_TRUE(found) << "docs/openapi.yaml has no line that begins with:\n" << wanted;
   }
 }
 
