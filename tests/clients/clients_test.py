@@ -148,14 +148,14 @@ def test_schemathesis(home, tmp_path, keyed, record_property):
     each answer has a status, a type and a form that the schema lists."""
     key = "a-key-that-no-request-has-0123456789"
     keys = tmp_path / "keys"
-    keys.write_text(f"alice {key}\n")
+    keys.write_text(f"alice {key} admin\n")
     keys.chmod(0o600)
     # A deadline of 1 ms is a good value, and passes.
     (tmp_path / "schemathesis.toml").write_text(
         '[checks]\nnot_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]\n')
     # A short context: some requests go on to its end.
-    with Server(tmp_path, "--kv-blocks", "8",
-                *(["--api-keys-file", str(keys)] if keyed else [])) as server:
+    with Server(tmp_path, "--kv-blocks", "8", "--files-dir", str(tmp_path / "files"),
+                *(["--api-keys-file", str(keys)] if keyed else ["--admin"])) as server:
         (tmp_path / "openapi.json").write_text(
             description_of(server, 49152, {"authorization": f"Bearer {key}"}))
         result = run(["schemathesis", "--config-file", "schemathesis.toml", "run", "openapi.json",
