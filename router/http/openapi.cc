@@ -28,8 +28,6 @@ using OrderedJson = nlohmann::ordered_json;
 // What an operation may answer besides 200, if the skeleton says nothing else.
 constexpr const char* kErrors[] = {"400", "401", "403", "404", "405", "408", "413",
                                    "415", "429", "431", "500", "503", "504"};
-// The most sequences of one request, with the default of --max-seqs.
-constexpr double kDefaultSequences = 64;
 
 OrderedJson Reference(std::string_view schema) {
   return {{"$ref", Cat("#/components/schemas/", schema)}};
@@ -53,7 +51,7 @@ std::variant<double, std::string_view> MostOf(const Range& range) {
     case Limit::kMaxTokens:
       return "`max_tokens`";
     case Limit::kSequences:
-      return kDefaultSequences;
+      return "the server's `--max-seqs`";
     case Limit::kTimeout:
       return static_cast<double>(RequestLimits().max_timeout_ms);
     case Limit::kNone:
