@@ -45,8 +45,8 @@ std::optional<TableIndex> WaitingQueue::shortest() const {
   return short_.top();
 }
 
-// First the protected requests, then the head of each tenant in turn, then the
-// following requests of the first tenant.
+// First the protected requests, then the head of each tenant in turn, then the following requests of
+// each tenant in turn.
 std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
   std::vector<TableIndex> first = protected_.First(count);
   const auto add = [&](const std::vector<TableIndex>& more, std::size_t from) {
@@ -56,7 +56,10 @@ std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
   };
   const std::vector<TableIndex> tenants = tenants_.First(count);
   for (const TableIndex tenant : tenants) add({of_tenant_[tenant]->top()}, 0);
-  if (!tenants.empty()) add(of_tenant_[tenants[0]]->First(count), 1);
+  for (const TableIndex tenant : tenants) {
+    if (first.size() >= count) break;
+    add(of_tenant_[tenant]->First(count - first.size() + 1), 1);
+  }
   return first;
 }
 

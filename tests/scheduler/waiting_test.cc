@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "tests/scheduler/core_harness.h"
 
@@ -307,6 +308,23 @@ TEST(Waiting, UnderFairShareTheLowerClassGivesWay) {
   EXPECT_EQ(harness.EndOf(1)->usage.preemptions, 1u);
   EXPECT_EQ(harness.EndOf(2)->usage.preemptions, 0u);
   for (const std::uint64_t id : {1, 2, 4}) EXPECT_EQ(harness.TokensOf(id), 100u);
+}
+
+// What fits may start before requests that wait for memory, also behind the second tenant's head.
+TEST(Waiting, UnderFairShareAHeadThatWaitsForMemoryHidesNobodyOfItsTenant) {
+  CoreHarness harness({.watermark_blocks = 0, .expected_output_permille = 0, .fair_share = true},
+                      WaitingGroup(101));
+  harness.core.Submit(0, DistinctRequest(1, 700, 400));  // 55 blocks are free
+  PlansToFirstToken(harness, 1);
+  for (const auto& [id, tenant, prompt] :
+       {std::tuple(2, "a", 1000u), std::tuple(3, "b", 1000u), std::tuple(4, "b", 300u)}) {
+    TokenizedRequest request = DistinctRequest(static_cast<std::uint64_t>(id), prompt, 1);
+    request.tenant = tenant;
+    harness.core.Submit(0, request);
+  }
+  EXPECT_LE(PlansToFirstToken(harness, 4), 4);
+  EXPECT_EQ(harness.TokensOf(2) + harness.TokensOf(3), 0u);
+  harness.RunAll();
 }
 
 // When blocks run out, the tenant that was served most gives its blocks, although its request was
