@@ -1,11 +1,13 @@
 // Both frontends over one service: the same requests are accepted, and the others refused with
 // the same code, field and message.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -24,6 +26,7 @@
 #include "router/service.h"
 #include "tests/router/http_client.h"
 #include "tests/support/fake_engine.h"
+#include "tests/support/manual_clock.h"
 #include "tests/support/tiny_gguf.h"
 
 namespace flotilla::router {
@@ -62,16 +65,23 @@ class FrontendsTest : public ::testing::Test {
     const std::vector<std::byte> bytes = testing::TinyGguf();
     auto file = model::ParseCheckpoint(bytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    tokenizer_ =
-        std::make_unique<model::Tokenizer>(*model::Tokenizer::Create(*(*file)->ReadTokenizer()));
-    chat_template_ = std::make_unique<model::ChatTemplate>(*model::ChatTemplate::Compile(
-        "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"));
+    TokenizerBundle bundle = *(*file)->ReadTokenizer();
+    // The end of thoughts is one token.
+    bundle.tokens.back() = "</think>";
+    bundle.kinds.back() = TokenKind::kControl;
+    tokenizer_ = std::make_unique<model::Tokenizer>(*model::Tokenizer::Create(bundle));
+    const std::string text =
+        "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}";
+    chat_template_ = std::make_unique<model::ChatTemplate>(*model::ChatTemplate::Compile(text));
+    thoughts_template_ = std::make_unique<model::ChatTemplate>(
+        *model::ChatTemplate::Compile(text + "{# <think></think> #}"));
     service_ = InferenceService::Create({}, &clock_);
-    for (const char* name : {"tiny", "small"}) {
+    for (const char* name : {"tiny", "small", "thinker"}) {
+      const bool thinks = std::string_view(name) == "thinker";
       service_->AddModel({.id = name,
                           .engine = &engine_,
                           .tokenizer = tokenizer_.get(),
-                          .chat_template = chat_template_.get()});
+                          .chat_template = (thinks ? thoughts_template_ : chat_template_).get()});
     }
     grpc_ = *GrpcServer::Start({.port = 0}, service_.get());
     stub_ = v1::Inference::NewStub(
@@ -106,10 +116,10 @@ class FrontendsTest : public ::testing::Test {
             details.reason};
   }
 
-  const SteadyClock clock_;
+  const testing::ManualClock clock_;  // no time passes, so that none is up
   testing::FakeEngine engine_;
   std::unique_ptr<model::Tokenizer> tokenizer_;
-  std::unique_ptr<model::ChatTemplate> chat_template_;
+  std::unique_ptr<model::ChatTemplate> chat_template_, thoughts_template_;
   std::unique_ptr<InferenceService> service_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<v1::Inference::Stub> stub_;
@@ -313,18 +323,15 @@ bool IsNumberRow(const Parameter& row) {
          std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
 }
 
-// The bounds of the row for a prompt of one token and 16 tokens of output.
-NumberField FieldOf(const Parameter& row, const EngineDescription& engine) {
+// The bounds of the row for a prompt of so many tokens and 16 tokens of output.
+NumberField FieldOf(const Parameter& row, const EngineDescription& engine,
+                    std::size_t prompt_tokens = 1) {
   NumberField field;
   field.name = field.beyond_high = std::string(row.name);
   field.low = row.range.low;
   field.above_low = row.range.above_low;
   field.also = row.exceptions.also_default;
   field.whole = std::holds_alternative<Parameter::Member<std::optional<std::int64_t>>>(row.asked);
-  if (row.name == "thinking_token_budget") {  // a text has no thoughts
-    field.high = -1;
-    return field;
-  }
   switch (row.range.limit) {
     case Limit::kNone:
       field.high = row.range.high;
@@ -335,7 +342,7 @@ NumberField FieldOf(const Parameter& row, const EngineDescription& engine) {
     case Limit::kContext:
       field.high = engine.max_context;
       if (row.name != "max_tokens") break;
-      field.high -= 1;  // for the prompt, which is then at fault as well
+      field.high -= prompt_tokens;  // the prompt is then at fault as well
       field.beyond_high = "prompt";
       break;
     case Limit::kMaxTokens:
@@ -349,6 +356,39 @@ NumberField FieldOf(const Parameter& row, const EngineDescription& engine) {
       break;
   }
   return field;
+}
+
+// Of the rows that both HTTP bodies have, and of what lists have.
+std::vector<NumberField> HttpFields(const EngineDescription& engine, std::size_t prompt_tokens) {
+  std::vector<NumberField> fields;
+  for (const Parameter& row : kParameters) {
+    if (!IsNumberRow(row) || !row.exceptions.http) continue;
+    NumberField& field = fields.emplace_back(FieldOf(row, engine, prompt_tokens));
+    field.before = absl::StrCat(row.name == "max_tokens" ? "" : R"("max_tokens":16,)",
+                                row.modes == Modes::kBeams ? R"("use_beam_search":true,)" : "",
+                                "\"", field.name, "\":");
+  }
+  EXPECT_GT(fields.size(), 18u);
+  for (const char* name : {"stop_token_ids", "allowed_token_ids"}) {
+    fields.push_back({.name = name,
+                      .before = absl::StrCat("\"", name, "\":["),
+                      .after = "]",
+                      .high = engine.vocab_size - 1.0,
+                      .whole = true,
+                      .null_is_absent = false});
+  }
+  fields.push_back({.name = "logit_bias",
+                    .before = R"("logit_bias":{"5":)",
+                    .after = "}",
+                    .low = -100,
+                    .high = 100,
+                    .null_is_absent = false});
+  return fields;
+}
+
+NumberField& Named(std::string_view name, std::vector<NumberField>& fields) {
+  return *std::find_if(fields.begin(), fields.end(),
+                       [name](const NumberField& field) { return field.name == name; });
 }
 
 std::string NumberText(double value) {
@@ -375,55 +415,68 @@ std::vector<std::pair<std::string, std::optional<double>>> HostileNumbers(
   return texts;
 }
 
-TEST_F(FrontendsTest, EveryNumberOverHttpIsServedOrRefusedByName) {
-  const EngineDescription engine = *engine_.Describe();
-  std::vector<NumberField> fields;
-  for (const Parameter& row : kParameters) {
-    if (!IsNumberRow(row) || !row.exceptions.http) continue;
-    NumberField& field = fields.emplace_back(FieldOf(row, engine));
-    field.before = absl::StrCat(row.name == "max_tokens" ? "" : R"("max_tokens":16,)",
-                                row.modes == Modes::kBeams ? R"("use_beam_search":true,)" : "",
-                                "\"", field.name, "\":");
+class NumbersTest : public FrontendsTest {
+ protected:
+  // `body` is what comes in front of a field.
+  void CheckNumbers(const std::string& path, const std::string& body,
+                    const std::vector<NumberField>& fields) {
+    for (const NumberField& field : fields) {
+      auto values = HostileNumbers(field);
+      values.emplace_back("null", field.null_is_absent ? std::optional(field.high) : std::nullopt);
+      for (const auto& [text, value] : values) {
+        const bool served = value.has_value() && Takes(field, *value);
+        const std::string whole = absl::StrCat(body, field.before, text, field.after, "}");
+        const Verdict verdict = OverHttp(path, whole);
+        EXPECT_EQ(verdict.status, served ? 200 : 400) << whole << verdict.message;
+        if (served) continue;
+        const std::string& refused = value == field.high + 1 ? field.beyond_high : field.name;
+        EXPECT_EQ(verdict.field, refused) << whole << verdict.message;
+        EXPECT_NE(verdict.message.find(refused), std::string::npos) << whole << verdict.message;
+      }
+    }
   }
-  EXPECT_GT(fields.size(), 18u);
-  // Lists have numbers, too, and completions have their own form of logprobs.
-  const double last_token = engine.vocab_size - 1.0;
-  for (const char* name : {"stop_token_ids", "allowed_token_ids"}) {
-    fields.push_back({.name = name,
-                      .before = absl::StrCat("\"", name, "\":["),
-                      .after = "]",
-                      .high = last_token,
-                      .whole = true,
-                      .null_is_absent = false});
-  }
-  fields.push_back({.name = "logit_bias",
-                    .before = R"("logit_bias":{"5":)",
-                    .after = "}",
-                    .low = -100,
-                    .high = 100,
-                    .null_is_absent = false});
+};
+
+TEST_F(NumbersTest, EveryNumberOfACompletionIsServedOrRefusedByName) {
+  std::vector<NumberField> fields = HttpFields(*engine_.Describe(), 1);
+  Named("thinking_token_budget", fields).high = -1;  // a text has no thoughts
+  // Completions have their own form of logprobs.
   fields.push_back({.name = "logprobs",
                     .before = R"("logprobs":)",
                     .high = LogprobSpec::kMaxTop,
                     .whole = true});
-  for (const NumberField& field : fields) {
-    auto values = HostileNumbers(field);
-    values.emplace_back("null", field.null_is_absent ? std::optional(field.high) : std::nullopt);
-    for (const auto& [text, value] : values) {
-      const bool served = value.has_value() && Takes(field, *value);
-      const std::string body =
-          absl::StrCat(R"({"model":"tiny","prompt":[5],)", field.before, text, field.after, "}");
-      const Verdict verdict = OverHttp("/v1/completions", body);
-      if (served) {
-        EXPECT_NE(verdict.status, 400) << body << verdict.message;
-        EXPECT_NE(verdict.status, 500) << body << verdict.message;
-        continue;
-      }
-      EXPECT_EQ(verdict.status, 400) << body;
-      EXPECT_EQ(verdict.field, value == field.high + 1 ? field.beyond_high : field.name)
-          << body << verdict.message;
-      EXPECT_NE(verdict.message.find(field.name), std::string::npos) << body << verdict.message;
-    }
+  CheckNumbers("/v1/completions", R"({"model":"tiny","prompt":[5],)", fields);
+}
+
+TEST_F(NumbersTest, EveryNumberOfAChatIsServedOrRefusedByName) {
+  const std::string body = absl::StrCat(R"({"model":"thinker",)", kHi, ",");
+  ASSERT_EQ(OverHttp("/v1/chat/completions", body + R"("max_tokens":1})").status, 200);
+  const std::size_t prompt_tokens = engine_.submitted().back().prompt.size();
+  std::vector<NumberField> fields = HttpFields(*engine_.Describe(), prompt_tokens);
+  Named("max_tokens", fields).low = 1;
+  fields.push_back({.name = "top_logprobs",
+                    .before = R"("logprobs":true,"top_logprobs":)",
+                    .high = LogprobSpec::kMaxTop,
+                    .whole = true});
+  CheckNumbers("/v1/chat/completions", body, fields);
+}
+
+TEST_F(FrontendsTest, TokensOfABiasAreThoseOfTheVocabulary) {
+  const auto verdict = [this](const std::string& token) {
+    return OverHttp(
+        "/v1/completions",
+        absl::StrCat(R"({"model":"tiny","prompt":[5],"logit_bias":{")", token, R"(":1}})"));
+  };
+  const TokenId last = engine_.Describe()->vocab_size - 1;
+  for (const TokenId token : {0, 5, last}) {
+    EXPECT_EQ(verdict(absl::StrCat(token)).status, 200) << token;
+  }
+  for (const std::string& token :
+       {absl::StrCat(last + 1), std::string("-1"), std::string("2147483648"),
+        std::string("9223372036854775808"), std::string("1e400"), std::string("1.5"),
+        std::string("NaN"), std::string("x"), std::string()}) {
+    EXPECT_EQ(verdict(token).status, 400) << token;
+    EXPECT_EQ(verdict(token).field, "logit_bias") << token;
   }
 }
 
@@ -440,6 +493,17 @@ TEST_F(FrontendsTest, ASeedIsAnyIntegerOf64Bits) {
                            "1e400", R"("1")", "[1]"}) {
     EXPECT_EQ(verdict(seed).status, 400) << seed;
     EXPECT_EQ(verdict(seed).field, "seed") << seed;
+  }
+  // gRPC's type has no others.
+  for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{1} << 31, std::uint64_t{1} << 63,
+                                   std::numeric_limits<std::uint64_t>::max()}) {
+    v1::GenerateRequest request;
+    request.set_model("tiny");
+    request.mutable_token_ids()->add_ids(5);
+    request.set_max_tokens(16);
+    request.mutable_sampling()->set_seed(seed);
+    EXPECT_EQ(OverGrpc(request).status, 200) << seed;
+    EXPECT_EQ(engine_.submitted().back().sampling.seed, seed);
   }
 }
 
@@ -479,7 +543,8 @@ TEST_F(FrontendsTest, EveryNumberOverGrpcIsServedOrRefusedByName) {
   int set = 0;
   for (const Parameter& row : kParameters) {
     if (!IsNumberRow(row) || row.grpc.empty()) continue;
-    const NumberField field = FieldOf(row, engine);
+    NumberField field = FieldOf(row, engine);
+    if (row.name == "thinking_token_budget") field.high = -1;  // a text has no thoughts
     for (const double value :
          {field.low - 1, field.low, field.high, field.high + 1, 0.0, -1.0, 2147483647.0,
           2147483648.0, 4294967295.0, 9223372036854775808.0, kInfinity, -kInfinity, 1e38,
@@ -502,6 +567,38 @@ TEST_F(FrontendsTest, EveryNumberOverGrpcIsServedOrRefusedByName) {
     }
   }
   EXPECT_GT(set, 200);
+}
+
+TEST_F(FrontendsTest, NumbersOfListsOverGrpcAreServedOrRefusedByName) {
+  const TokenId last = engine_.Describe()->vocab_size - 1;
+  const auto check = [this](const std::string& field, bool served, auto set) {
+    v1::GenerateRequest request;
+    request.set_model("tiny");
+    request.mutable_token_ids()->add_ids(5);
+    request.set_max_tokens(16);
+    set(request);
+    const Verdict verdict = OverGrpc(request);
+    EXPECT_EQ(verdict.status, served ? 200 : 400) << request.ShortDebugString() << verdict.message;
+    EXPECT_EQ(verdict.field, served ? "" : field) << request.ShortDebugString() << verdict.message;
+  };
+  for (const TokenId token : {-1, 0, last, last + 1, std::numeric_limits<TokenId>::max(),
+                              std::numeric_limits<TokenId>::min()}) {
+    const bool served = token >= 0 && token <= last;
+    check("stop.token_ids", served, [&](auto& r) { r.mutable_stop()->add_token_ids(token); });
+    check("sampling.allowed_token_ids", served,
+          [&](auto& r) { r.mutable_sampling()->add_allowed_token_ids(token); });
+    check("sampling.logit_bias", served,
+          [&](auto& r) { r.mutable_sampling()->add_logit_bias()->set_token_id(token); });
+  }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float bias : {-101.0f, -100.0f, -1.0f, 0.0f, 100.0f, 101.0f, 2147483648.0f, 1e38f,
+                           kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    check("sampling.logit_bias", bias >= -100 && bias <= 100, [&](auto& r) {
+      auto* one = r.mutable_sampling()->add_logit_bias();
+      one->set_token_id(5);
+      one->set_bias(bias);
+    });
+  }
 }
 
 TEST_F(FrontendsTest, EveryParameterOfTheSamplerReachesTheEngine) {
