@@ -128,10 +128,11 @@ requires std::is_arithmetic_v<T> absl::Status CheckValue(const Parameter& row,
   // More tokens than fit the context are refused once the prompt's length is known. Here only
   // numbers that no prompt could make valid are refused.
   if (row.range.limit == Limit::kContext && *value > static_cast<T>(high)) {
-    return WithField(
-        absl::OutOfRangeError(Cat(row.name, " is ", *value, "; the model's context is ",
-                                  bounds.model.max_context, " tokens")),
-        row.name, kContextLengthExceeded);
+    const bool output = row.name == ParameterNamed("max_tokens").name;
+    const std::string_view name = output ? bounds.api.max_tokens_name : row.name;
+    return WithField(absl::OutOfRangeError(Cat(name, " is ", *value, "; the model's context is ",
+                                               bounds.model.max_context, " tokens")),
+                     name, kContextLengthExceeded);
   }
   return InvalidField(row.name, error);
 }

@@ -30,6 +30,7 @@ struct ApiRequest : RequestParameters {
   std::variant<std::string, std::vector<std::int64_t>, Conversation> prompt;
 
   // The frontend sets all of these, and a body none of them.
+  std::string_view max_tokens_name = "max_tokens";  // as the client calls it; a constant
   // Used, clipped to the context, when max_tokens is absent. If both are absent, the
   // limit is the rest of the context.
   std::optional<std::uint32_t> default_max_tokens;

@@ -210,7 +210,10 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
     if (*limit < 1) reader.FailField("max_completion_tokens", "must be at least 1");
-    api.max_tokens = std::min(api.max_tokens.value_or(*limit), *limit);
+    if (*limit <= api.max_tokens.value_or(*limit)) {
+      api.max_tokens = limit;
+      api.max_tokens_name = "max_completion_tokens";
+    }
   }
   if (api.max_tokens && *api.max_tokens < 1) reader.FailField("max_tokens", "must be at least 1");
 

@@ -454,6 +454,10 @@ TEST_F(NumbersTest, EveryNumberOfAChatIsServedOrRefusedByName) {
   const std::size_t prompt_tokens = engine_.submitted().back().prompt.size();
   std::vector<NumberField> fields = HttpFields(*engine_.Describe(), prompt_tokens);
   Named("max_tokens", fields).low = 1;
+  NumberField max_tokens = Named("max_tokens", fields);
+  max_tokens.name = "max_completion_tokens";
+  max_tokens.before = R"("max_completion_tokens":)";
+  fields.push_back(max_tokens);
   fields.push_back({.name = "top_logprobs",
                     .before = R"("logprobs":true,"top_logprobs":)",
                     .high = LogprobSpec::kMaxTop,
