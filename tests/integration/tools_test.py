@@ -1,14 +1,16 @@
-"""Tools and reasoning through OpenAI's own client. The answers are scripted, because the model of
-the other tests does not call tools (tests/support/tool_server.cc)."""
+"""Tools and reasoning through OpenAI's own client. Most answers are scripted, because the model of
+the other tests does not call tools (tests/support/tool_server.cc). Calls that must come are asked of
+the model itself, too, to which a template shows the tools."""
 
 import json
 import pathlib
 import subprocess
 
+import jsonschema
 import openai
 import pytest
 
-from flotilla_server import binary, model_path
+from flotilla_server import MODEL, Server, binary, model_path
 
 ADD = {"type": "function", "function": {
     "name": "add", "description": "Adds two numbers.",
@@ -118,3 +120,95 @@ def test_calls_that_must_come(scripted, choice):
     with pytest.raises(openai.BadRequestError, match='"not" is not supported') as error:
         scripted.chat.create(model="q", messages=[ASK], tools=[hostile], tool_choice="required")
     assert error.value.param == "tools"
+
+
+# The model's own, with tools as Qwen's models have them.
+TEMPLATE = """{% if tools %}<|im_start|>system
+You call tools: {% for tool in tools %}{{ tool | tojson }}
+{% endfor %}For each call return <tool_call>
+{"name": ..., "arguments": ...}
+</tool_call><|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}
+{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>{% else %}{{ m.content or '' }}\
+{% endif %}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+WEATHER = {"type": "function", "function": {
+    "name": "weather", "description": "The weather of a city.",
+    "parameters": {"type": "object", "required": ["city", "days"], "additionalProperties": False,
+                   "properties": {"city": {"enum": ["Paris", "Lyon", "Nice"]},
+                                  "days": {"type": "integer", "minimum": 1, "maximum": 7}}}}}
+LAMP = {"type": "function", "function": {
+    "name": "lamp", "description": "Switches a lamp.",
+    "parameters": {"type": "object", "required": ["on"], "additionalProperties": False,
+                   "properties": {"on": {"type": "boolean"},
+                                  "room": {"type": "string", "maxLength": 10}}}}}
+PARAMETERS = {one["function"]["name"]: one["function"]["parameters"] for one in (WEATHER, LAMP)}
+WISH = {"role": "user", "content": "How is the weather in Lyon today?"}
+
+
+def model_with(template, path):
+    """The model's file with another chat template. What follows it stays at multiples of 32 bytes."""
+    data = pathlib.Path(model_path()).read_bytes()
+    key = b"tokenizer.chat_template"
+    at = data.index(key) + len(key) + 4  # behind the type
+    length = int.from_bytes(data[at:at + 8], "little")
+    text = template.encode()
+    text += b"{#" + b" " * ((length - len(text) - 4) % 32) + b"#}"
+    path.write_bytes(data[:at] + len(text).to_bytes(8, "little") + text + data[at + 8 + length:])
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """OpenAI's client of the real server, whose model sees tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    model_with(TEMPLATE, folder / "model.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOTILLA_MODEL", str(folder / "model.gguf"))
+        with Server(folder) as server, openai.OpenAI(
+                base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            yield client.chat.completions
+
+
+def only_call(choice):
+    """The function of the only call of an answer, whose arguments are as its schema says."""
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
+    call, = choice.message.tool_calls
+    assert call.type == "function" and call.id
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS[call.function.name])
+    return call.function
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("choice", ["required", "weather", "lamp"])
+def test_calls_of_the_model_are_as_their_schema_says(chat, choice, temperature):
+    fields = dict(
+        model=MODEL, messages=[WISH], tools=[WEATHER, LAMP], temperature=temperature, seed=7,
+        max_tokens=200, parallel_tool_calls=False, tool_choice=choice if choice == "required" else
+        {"type": "function", "function": {"name": choice}})
+    function = only_call(chat.create(**fields).choices[0])
+    assert choice in ("required", function.name)
+    with chat.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        streamed = only_call(stream.get_final_completion().choices[0])
+    assert (streamed.name, streamed.arguments) == (function.name, function.arguments)
+    assert kinds.count("tool_calls.function.arguments.delta") > 1
+    assert kinds.count("tool_calls.function.arguments.done") == 1
+
+
+def test_a_round_trip_with_the_model(chat):
+    """The template shows the model its call, and what the tool says."""
+    fields = dict(model=MODEL, tools=[WEATHER], temperature=0, max_tokens=60)
+    called = chat.create(**fields, messages=[WISH], tool_choice="required",
+                         parallel_tool_calls=False).choices[0].message
+    messages = [WISH, called, {"role": "tool", "tool_call_id": called.tool_calls[0].id,
+                               "content": "21 degrees and sunny"}]
+    answer = chat.create(**fields, messages=messages, extra_body={"prompt_logprobs": 0})
+    prompt = "".join(next(iter(one.values()))["decoded_token"]
+                     for one in answer.prompt_logprobs if one)
+    assert json.dumps(json.loads(called.tool_calls[0].function.arguments)) in prompt
+    assert "<tool_response>21 degrees and sunny</tool_response>" in prompt
+    assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
