@@ -2,6 +2,8 @@
 real server."""
 
 import asyncio
+import collections
+import concurrent.futures
 import json
 import os
 import re
@@ -323,21 +325,80 @@ def test_the_real_server(server, tmp_path):
     assert one["finished"] == 1 and one["output_tokens"] == 4
 
 
+class OtherClients:
+    """Clients that are refused, and clients that leave in the middle of a stream, while the load test
+    runs. `log` has what they saw."""
+
+    # Reasons as the server counts them.
+    REFUSED = (("invalid", 400, {"temperature": 9}), ("invalid", 400, {"max_tokens": "x"}),
+               ("invalid", 404, {"model": "nobody"}), ("too_long", 400, {"max_tokens": 8192}))
+    PROMPT_TOKENS, SEEN_TOKENS, TOKENS = 100, 5, 2000
+
+    def __init__(self, url):
+        self.url, self.log = url, collections.Counter()
+
+    def body(self, number, **more):
+        prompt = [1000 + 7 * number, *range(2000, 1999 + self.PROMPT_TOKENS)]
+        return {"model": MODEL, "prompt": prompt, "max_tokens": self.TOKENS, "ignore_eos": True, **more}
+
+    def refused(self, times):
+        for reason, status, fault in self.REFUSED * times:
+            answer = httpx.post(f"{self.url}/v1/completions", json=self.body(0, **fault), timeout=60)
+            assert answer.status_code == status, answer.text
+            self.log[reason] += 1
+
+    def cancelled(self, times):
+        for number in range(times):
+            began, seen = time.perf_counter(), 0
+            with httpx.stream("POST", f"{self.url}/v1/completions", timeout=60, json=self.body(
+                    number, stream=True, return_token_ids=True)) as answer:
+                for line in answer.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    tokens = len(json.loads(line[6:])["choices"][0]["token_ids"])
+                    if tokens and not seen:
+                        self.log["ttft"] += time.perf_counter() - began
+                    seen += tokens
+                    if seen >= self.SEEN_TOKENS:
+                        break  # leaves
+            self.log["client"] += 1
+
+
 def test_a_server_counts_what_its_clients_see(server, tmp_path):
-    """Requests and tokens exactly, and TTFT within 5 %: server and clients are one machine."""
-    names = {"requests": "requests_total", "prompt": "prompt_tokens_sum", "output": "output_tokens_sum",
-             "answers": "time_to_first_token_seconds_count", "ttft": "time_to_first_token_seconds_sum"}
+    """Requests, refusals, cancellations, and the tokens of those that ended exactly, and TTFT within 5 %:
+    server and clients are one machine."""
+    series = {"requests": ("requests_total", {}), "prompt": ("prompt_tokens_sum", {}),
+              "output": ("output_tokens_sum", {}), "rejected": ("rejected_total", {}),
+              "invalid": ("rejected_total", {"reason": "invalid"}),
+              "too_long": ("rejected_total", {"reason": "too_long"}),
+              "cancelled": ("cancelled_total", {}), "client": ("cancelled_total", {"by": "client"}),
+              "answers": ("time_to_first_token_seconds_count", {}),
+              "ttft": ("time_to_first_token_seconds_sum", {})}
 
     def counted():
-        return {key: server.metric("flotilla_router_" + name) for key, name in names.items()}
+        return {key: server.metric("flotilla_router_" + name, **labels)
+                for key, (name, labels) in series.items()}
 
-    before = counted()
-    (one,) = run(server.url, tmp_path, "--concurrency", 4, "--requests", 24, "--prompt", 400, "--output", 8,
-                 model=MODEL)
+    before, others = counted(), OtherClients(server.url)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        beside = [pool.submit(others.refused, 3), pool.submit(others.cancelled, 4)]
+        (one,) = run(server.url, tmp_path, "--concurrency", 4, "--requests", 24, "--prompt", 400,
+                     "--output", 8, model=MODEL)
+        for each in beside:
+            each.result()
+    wait_until(lambda: server.metric("flotilla_router_requests_in_flight") == 0, "none is in flight")
     more = {key: value - before[key] for key, value in counted().items()}
-    assert more["requests"] == more["answers"] == one["finished"] == 24
+    log = others.log
+    assert (one["finished"], log["invalid"], log["too_long"], log["client"]) == (24, 9, 3, 4)
+    assert more["answers"] == one["finished"] + log["client"]
+    # That one is too long is known when its prompt has been tokenized: it has begun by then.
+    assert more["requests"] == more["answers"] + log["too_long"]
+    assert {reason: more[reason] for reason in ("invalid", "too_long", "client")} == {
+        reason: log[reason] for reason in ("invalid", "too_long", "client")}
+    assert (more["rejected"], more["cancelled"]) == (log["invalid"] + log["too_long"], log["client"])
     assert (more["prompt"], more["output"]) == (one["prompt_tokens"], one["output_tokens"])
-    assert more["ttft"] / 24 * 1000 == pytest.approx(one["ttft_ms"]["mean"], rel=0.05)
+    ttft_ms = (24 * one["ttft_ms"]["mean"] + 1000 * log["ttft"]) / more["answers"]
+    assert more["ttft"] / more["answers"] * 1000 == pytest.approx(ttft_ms, rel=0.05)
 
 
 def test_the_real_server_by_grpc(server, tmp_path):
