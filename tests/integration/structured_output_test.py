@@ -58,6 +58,17 @@ def test_what_finishes_is_valid(server):
     assert sum(finished) >= len(finished) * FINISHED, sum(finished)
 
 
+def test_masks_of_formats_are_in_time(server):
+    """At temperature 0 the model writes long addresses."""
+    formats = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid",
+               "uri", "uri-reference", "json-pointer")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda form: server.post(
+            "/v1/chat/completions", model=MODEL, messages=ASK, max_tokens=60, temperature=0,
+            response_format={"type": "json_schema", "json_schema": {
+                "name": "x", "schema": {"type": "string", "format": form}}}), formats))
+
+
 class Color(Enum):
     RED = "red"
     BLUE = "blue"
