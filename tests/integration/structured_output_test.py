@@ -103,8 +103,19 @@ class Person(pydantic.BaseModel):
 def test_a_pydantic_model_comes_back(client):
     answer = client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Person,
                                            max_tokens=300, temperature=0)
-    if answer.choices[0].finish_reason == "stop":
-        assert isinstance(answer.choices[0].message.parsed, Person)
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+    with client.chat.completions.stream(model=MODEL, messages=ASK, response_format=Person,
+                                        max_tokens=300, temperature=0) as stream:
+        events = list(stream)
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "stop"
+    assert streamed.message.parsed == answer.choices[0].message.parsed
+    deltas = [event for event in events if event.type == "content.delta"]
+    assert len(deltas) > 3 and "".join(event.delta for event in deltas) == streamed.message.content
+    done, = [event for event in events if event.type == "content.done"]
+    assert done.parsed == streamed.message.parsed
 
 
 def test_json_object(client):
