@@ -21,11 +21,12 @@ from flotilla_server import LONG, MODEL, ROOT, Server, wait_until
 ASK = [{"role": "user", "content": "Describe a city in France, with a person who lives there."}]
 
 
-def accepted(name):
-    """The schemas of a file in tests/data/schemas that are not refused."""
+def accepted(name, **marks):
+    """The schemas of a file in tests/data/schemas that are not refused, and have these marks."""
     lines = (ROOT / "tests" / "data" / "schemas" / name).read_text().splitlines()
     tests = [json.loads(line) for line in lines]
-    return [one["schema"] for one in tests if "refused" not in one]
+    return [one["schema"] for one in tests
+            if "refused" not in one and all(one.get(key) == mark for key, mark in marks.items())]
 
 
 def some(schemas, count):
@@ -33,8 +34,11 @@ def some(schemas, count):
     return schemas if LONG else schemas[::max(1, len(schemas) // count)][:count]
 
 
-OURS, SUITE = accepted("own.jsonl"), accepted("draft2020-12.jsonl")
+OURS, SUITE, BOUNDED = (accepted("own.jsonl"), accepted("draft2020-12.jsonl"),
+                        accepted("own.jsonl", bounded=True))
 FINISHED = 0.6  # at least this share, in 256 tokens
+# More than the longest answer to a bounded schema has bytes, but for white space.
+BOUNDED_TOKENS = 128
 
 
 def valid(text, schema):
@@ -75,6 +79,21 @@ def test_what_finishes_is_valid(server):
     print({kind: f"{reasons[first::2].count('stop')} of {len(reasons[first::2])}"
            for first, kind in enumerate(("temperature 0", "temperature 1"))})
     assert reasons.count("stop") >= len(reasons) * FINISHED, reasons.count("stop")
+
+
+def test_bounded_answers_finish_at_temperature_2(server):
+    """But for objects and arrays that are cut by white space between their parts, which has no
+    bound: it is then most of the answer."""
+    schemas = some(BOUNDED, 8)
+    assert len(BOUNDED) == 50
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(
+            lambda one: answer_to(server, one[1], max_tokens=BOUNDED_TOKENS, temperature=2, seed=one[0]),
+            enumerate(schemas)))
+    print(f"{sum(reason == 'stop' for reason, _ in answers)} of {len(answers)}")
+    for schema, (reason, text) in zip(schemas, answers):
+        if reason == "length":
+            assert text[0] in "{[" and len("".join(text.split())) < len(text) / 2, (schema, text)
 
 
 def test_masks_of_formats_are_in_time(server):
