@@ -34,6 +34,9 @@ class Attack:
     """`run` attacks until its time is over, and counts the outcomes."""
 
     forbidden = ()  # the counts that must stay 0
+    # The counts that must come to so much, in each attack and in each second of it; with less the attacker
+    # was too slow, and its attack shows nothing.
+    least, least_per_second = {}, {}
     # The server under attack.
     flags = ()  # of the server; DIRECTORY in them stands for one that is deleted later
     blocks = 96  # KV blocks: 7 for each stream, and some more. The pool takes memory when it is used.
@@ -61,6 +64,11 @@ class Attack:
 
     def run(self, ports, until):
         raise NotImplementedError
+
+    def floors(self, rounds, seconds):
+        """The counts that so many attacks, of so many seconds in all, must come to."""
+        return {**{what: count * rounds for what, count in self.least.items()},
+                **{what: rate * seconds for what, rate in self.least_per_second.items()}}
 
     def __str__(self):
         return type(self).__name__

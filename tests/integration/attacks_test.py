@@ -96,7 +96,7 @@ class Attacker:
         self.process = context.Process(target=attackers.perform, daemon=True,
                                        args=(attack, ports, theirs))
         self.process.start()
-        self.ready, self.counts = False, {}
+        self.ready, self.counts, self.rounds = False, {}, 0
 
     def wait_ready(self):
         """Waits until the process has nothing to do before it begins."""
@@ -110,8 +110,9 @@ class Attacker:
 
     def end(self):
         """Waits for the end of the attack and adds up its counts."""
-        for what, count in self.receive(SECONDS + 60).items():
+        for what, count in self.receive(SECONDS + 120).items():
             self.counts[what] = self.counts.get(what, 0) + count
+        self.rounds += 1
 
     def receive(self, seconds):
         assert self.pipe.poll(seconds), "the attacker is stuck"
@@ -251,6 +252,9 @@ def test_nobody_notices(attack, tmp_path, record_property):
         record_property("threads", join(threads))
         record_property("descriptors", join(descriptors))
         assert any(attacker.counts.values()), "nothing was attacked"
+        for what, least in attack.floors(attacker.rounds, attacker.rounds * SECONDS).items():
+            assert attacker.counts.get(what, 0) >= least, (
+                f"the attacker was too slow: {what} must be at least {least:.0f} {summary}")
         for what in attack.forbidden:
             assert not attacker.counts.get(what), summary
         check_log(attack, server)

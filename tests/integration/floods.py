@@ -221,7 +221,7 @@ class IdleSockets(Attack):
         for _ in paced(30, time.monotonic() + 60):
             for _ in range(50):
                 self.open(ports)
-            if self.counts["connections"] >= self.sockets:
+            if self.counts["connections"] + self.counts["not accepted"] >= self.sockets:
                 break
 
     def run(self, ports, until):
@@ -234,14 +234,15 @@ class IdleSockets(Attack):
             else:
                 self.counts["closed by the server"] += 1
                 self.open(ports)
+        held = sum(HeldBodies.alive(one) for one in self.held)
         for one in self.held:
             one.close()
-        return {**self.counts, "held at the end": len(self.held)}
+        return {**self.counts, "held at the end": held}
 
     def open(self, ports):
-        self.counts["connections"] += 1
         try:
             self.held.append(connect(ports.grpc if self.grpc else ports.http, 0.2))
+            self.counts["connections"] += 1
         except OSError:
             self.counts["not accepted"] += 1
 

@@ -12,6 +12,9 @@ import grpc
 
 import hostile_forms
 from attackers import MODEL, Attack, connect, head, paced, post
+from flotilla_server import LONG
+
+LATE = "unanswered when the time was over"
 
 
 class Requests(Attack):
@@ -21,6 +24,8 @@ class Requests(Attack):
     rate = 100
     clients = 1
     timeout = 30  # for an answer
+    grace = 2  # how long answers may come when the time is over
+    patience = 10  # how long requests may be sent then, if there have not been enough
     linger = 0.0  # how long to wait for more after an answer
 
     def messages(self, ports):
@@ -29,21 +34,24 @@ class Requests(Attack):
     def judge(self, message, answer, closed):
         return answer[9:12].decode() or "no answer"
 
+    def enough(self, counts):
+        """Whether the attack may end when its time is over: it has had an answer."""
+        return bool(counts)
+
     def prepare(self, ports):
-        self.made = self.messages(ports)
+        self.made = itertools.cycle(self.messages(ports))
 
     def run(self, ports, until):
         counts = collections.Counter()
 
-        def client(number):
-            for turn in paced(self.rate, until + 10):
-                # Take longer only if the machine was too slow for a single answer.
-                if time.monotonic() >= until and counts:
+        def client():
+            for _ in paced(self.rate, until + self.patience):
+                if time.monotonic() >= until and self.enough(counts):
                     break
-                message = self.made[(turn * self.clients + number) % len(self.made)]
-                self.ask(ports, message, min(until + 2, time.monotonic() + self.timeout), counts)
+                self.ask(ports, next(self.made),
+                         min(until + self.grace, time.monotonic() + self.timeout), counts)
 
-        threads = [threading.Thread(target=client, args=(i,)) for i in range(self.clients)]
+        threads = [threading.Thread(target=client) for _ in range(self.clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -63,7 +71,7 @@ class Requests(Attack):
                 closed = True
         except TimeoutError:
             if not answer and time.monotonic() >= deadline - 0.05:
-                counts["unanswered when the time was over"] += 1
+                counts[LATE] += 1
                 return
         except OSError:
             closed = True
@@ -265,10 +273,12 @@ class UnreadableProtobufs(Requests):
 
 class HostileForms(Requests):
     """Two clients send completions with forms that are made to cost (hostile_forms.py), in turn, 20
-    per second at most from each. A form is served or refused."""
+    per second at most from each. A form is served or refused. In the long form each is, and an attack
+    lasts until it has its third of them."""
 
     rate = 20
     clients = 2
+    timeout, grace, patience = (60, 90, 30) if LONG else (30, 2, 10)
     streams = 16
     # Grammars that are kept (64 MiB), one that is read, and matchers.
     memory_mib = 192
@@ -276,12 +286,34 @@ class HostileForms(Requests):
     median_ratio = 1.1
     blocks = 256
     warm_up = dict(model=MODEL, prompt="x", max_tokens=2, structured_outputs={"regex": "[a-z]+"})
-    forbidden = ("500", "no answer")
+    forbidden = ("500", "no answer", LATE) if LONG else ("500", "no answer")
+
+    def floors(self, rounds, seconds):
+        return {"forms": len(hostile_forms.forms())} if LONG else {}
 
     def messages(self, ports):
+        forms = hostile_forms.forms()
+        assert len({json.dumps(form) for form in forms}) == 100
         return [post("/v1/completions", ports.http, dict(
-            model=MODEL, prompt="x", max_tokens=5, structured_outputs=form))
-                for form in hostile_forms.forms()]
+            model=MODEL, prompt="x", max_tokens=5, structured_outputs=form)) for form in forms]
+
+    def prepare(self, ports):
+        super().prepare(ports)
+        self.attacks, self.judged = 0, set()
+
+    def enough(self, counts):
+        return len(self.judged) >= min(100, 34 * self.attacks) if LONG else bool(counts)
+
+    def run(self, ports, until):
+        self.attacks += 1
+        before = len(self.judged)
+        return {**super().run(ports, until), "forms": len(self.judged) - before}
+
+    def judge(self, message, answer, closed):
+        status = super().judge(message, answer, closed)
+        if status in ("200", "400"):  # 429: it is not judged yet, and its turn comes again
+            self.judged.add(message)
+        return status
 
 
 ALL = (WideJson, WideJson4MB, RefusedPrompts, RefusedPromptsOfFour, Smuggling, StandingLogReader,

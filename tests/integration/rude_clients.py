@@ -85,6 +85,7 @@ class NeverReaders(Rude):
 
     rate = 16
     clients = 256 if LONG else 96
+    least = {"held at the end": clients}
 
     def begin(self, ports):
         self.held, self.counts = collections.deque(), collections.Counter()
@@ -127,6 +128,8 @@ class SlowReaders(Rude):
 
     clients, tokens = 64 if LONG else 16, 16
     visits = tokens + 2  # of a client, for one request
+    least = {"held at the end": clients}
+    least_per_second = {"messages": 45} if LONG else {}  # no client reads where it begins anew
 
     def begin(self, ports):
         self.open, self.counts = {}, collections.Counter()
@@ -161,13 +164,16 @@ class SlowReaders(Rude):
             self.see(ports, turn % self.clients)
         for one in self.open.values():
             one.close()
-        return dict(self.counts)
+        return {**self.counts, "held at the end": len(self.open)}
 
 
 class HalfCancelled(Rude):
     """Six streams of 16 tokens a second, half of which are cancelled after 8 tokens."""
 
     rate, tokens = 6, 16
+    least = {"cancelled": 1}
+    # Those that have begun last are not over yet.
+    least_per_second = {"requests": 5.4, "cancelled": 2.5} if LONG else {}
 
     def run(self, ports, until):
         counts, running = collections.Counter(), []
@@ -198,12 +204,15 @@ class ConnectAndLeave(Attack):
     """1,000 connections a second that are closed at once, half of them by a reset."""
 
     memory_mib = 100
+    least_per_second = {"connections": 900} if LONG else {}
     grpc = False
 
     def run(self, ports, until):
-        counts = collections.Counter()
+        counts, began, number = collections.Counter(), time.monotonic(), 0
         for _ in paced(100, until):
-            for number in range(10):
+            # As many as are due, and after a late turn twice as many.
+            for _ in range(min(20, int(1000 * (time.monotonic() - began)) - number)):
+                number += 1
                 try:
                     one = connect(ports.grpc if self.grpc else ports.http, 0.5)
                     if number % 2:
@@ -227,6 +236,7 @@ class SlowHeads(Attack):
 
     memory_mib = 100
     clients = 256
+    least = {"connections": clients} if LONG else {}
 
     def run(self, ports, until):
         counts, held = collections.Counter(), {}
@@ -254,6 +264,7 @@ class TenThousandIdle(IdleSockets):
 
     memory_mib = 100
     sockets = 10_000 if LONG else 3_000
+    least = {"held at the end": 0.99 * sockets}
     descriptors = None
     flags = ("--max-connections", "16384")
 
@@ -261,11 +272,12 @@ class TenThousandIdle(IdleSockets):
 class TenThousandIdleAtTheBound(TenThousandIdle):
     """The same to a server that takes 1,024, so that the oldest give way."""
 
+    least = {"connections": 0.99 * TenThousandIdle.sockets}
     flags = ()
 
 
-class TenThousandIdleGrpc(TenThousandIdle):
-    """The same on the gRPC port."""
+class TenThousandIdleGrpc(TenThousandIdleAtTheBound):
+    """The same on the gRPC port, which takes 4,096."""
 
     grpc = True
 
