@@ -296,7 +296,6 @@ absl::Status CheckConstraint(const ApiRequest& api, const ModelLimits& model) {
                model.end_tokens.end();
       });
   const std::pair<std::string_view, bool> used[] = {
-      {"use_beam_search", api.use_beam_search && must_call},
       {"ignore_eos", api.ignore_eos},
       {"stop", !api.stop.empty()},
       {"stop_token_ids", other_stops},

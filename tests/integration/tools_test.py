@@ -199,6 +199,14 @@ def test_calls_of_the_model_are_as_their_schema_says(chat, choice, temperature):
     assert kinds.count("tool_calls.function.arguments.done") == 1
 
 
+def test_beams_call_as_the_schema_says(chat):
+    answer = chat.create(
+        model=MODEL, messages=[WISH], tools=[WEATHER, LAMP], n=2, max_tokens=200,
+        parallel_tool_calls=False, tool_choice="required", extra_body={"use_beam_search": True})
+    first, second = map(only_call, answer.choices)
+    assert (first.name, first.arguments) != (second.name, second.arguments)
+
+
 def test_a_round_trip_with_the_model(chat):
     """The template shows the model its call, and what the tool says."""
     fields = dict(model=MODEL, tools=[WEATHER], temperature=0, max_tokens=60)

@@ -282,6 +282,17 @@ TEST_F(ToolsTest, ACallThatMustComeIsAConstraint) {
   }
 }
 
+TEST_F(ToolsTest, BeamsFollowTheGrammarOfCalls) {
+  Say("<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>");
+  const HttpResponse response =
+      Ask(std::string(kTools) + R"(,"tool_choice":"required","use_beam_search":true,"best_of":2)");
+  ASSERT_EQ(response.status, 200) << response.body;
+  EXPECT_EQ(response.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "now");
+  const TokenizedRequest& request = engine_->submitted().back();
+  EXPECT_TRUE(request.sampling.constraint);
+  EXPECT_EQ(request.beam->beams, 2u);
+}
+
 TEST_F(ToolsTest, ArgumentsInXmlBecomeJson) {
   const auto coder = *model::ChatTemplate::Compile(testing::kQwenCoderTemplate);
   service_->AddModel({.id = "coder",
