@@ -24,12 +24,13 @@
 #include "absl/strings/string_view.h"
 #include "common/obs/printable.h"
 #include "nlohmann/json.hpp"
+#include "worker/constraint/json_space.h"
 
 namespace flotilla::worker {
 namespace {
 
 // As scripts/fetch_xgrammar, and what we add to the masks.
-constexpr char kEngine[] = "xgrammar 0.2.8, control tokens";
+constexpr char kEngine[] = "xgrammar 0.2.8, control tokens, white space";
 constexpr std::size_t kMostMessageBytes = 200;
 // How deep constraints may be nested. XGrammar's own limit of 10000 is for a larger stack than that
 // of a process.
@@ -137,6 +138,14 @@ bool HasBit(absl::Span<const std::uint32_t> mask, TokenId token) {
   return (mask[token / 32] >> token % 32 & 1) != 0;
 }
 
+// Clears the bits of `tokens`, unless no other is set.
+void LeaveOut(const std::vector<std::uint32_t>& tokens, absl::Span<std::uint32_t> mask) {
+  std::uint32_t others = 0;
+  for (std::size_t i = 0; i < mask.size(); ++i) others |= mask[i] & ~tokens[i];
+  if (others == 0) return;
+  for (std::size_t i = 0; i < mask.size(); ++i) mask[i] &= ~tokens[i];
+}
+
 }  // namespace
 
 std::string ConstraintEngineVersion() { return kEngine; }
@@ -144,7 +153,8 @@ std::string ConstraintEngineVersion() { return kEngine; }
 struct GrammarVocabulary::Impl {
   xgrammar::TokenizerInfo info;
   std::vector<TokenId> stops, controls;  // ascending
-  std::vector<std::uint32_t> usable;     // [mask_words]
+  // [mask_words]; the second: those that begin with white space.
+  std::vector<std::uint32_t> usable, spaces;
 };
 
 GrammarVocabulary::GrammarVocabulary(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
@@ -153,9 +163,11 @@ GrammarVocabulary::~GrammarVocabulary() = default;
 absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> GrammarVocabulary::Create(
     const ConstraintVocabulary& vocabulary) {
   const std::size_t size = vocabulary.tokens.size();
-  std::vector<std::uint32_t> usable((size + 31) / 32);
+  std::vector<std::uint32_t> usable((size + 31) / 32), spaces(usable.size());
   for (std::size_t i = 0; i < size; ++i) {
-    if (!vocabulary.tokens[i].empty()) usable[i / 32] |= 1u << i % 32;
+    const std::string& token = vocabulary.tokens[i];
+    if (!token.empty()) usable[i / 32] |= 1u << i % 32;
+    if (!token.empty() && IsJsonSpace(token[0])) spaces[i / 32] |= 1u << i % 32;
   }
   for (const auto* tokens : {&vocabulary.stops, &vocabulary.controls}) {
     for (const TokenId token : *tokens) {
@@ -173,7 +185,8 @@ absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> GrammarVocabulary::Crea
                                                vocabulary.stops),
                .stops = vocabulary.stops,
                .controls = vocabulary.controls,
-               .usable = std::move(usable)})));
+               .usable = std::move(usable),
+               .spaces = std::move(spaces)})));
 }
 
 std::size_t GrammarVocabulary::size() const {
@@ -218,6 +231,7 @@ struct Grammar::Impl {
   // A control token that it does not name; -1: there is none. XGrammar allows it where any byte may
   // come, and there the named ones are no more than text, too.
   TokenId other = -1;
+  bool is_json = false;  // all of the answer
 };
 
 Grammar::Grammar(std::unique_ptr<const Impl> impl,
@@ -233,7 +247,8 @@ absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
     if (const auto* why = std::get_if<std::string>(&read)) return absl::InternalError(*why);
     auto impl = std::make_unique<Impl>(
         Impl{.compiled = std::get<xgrammar::CompiledGrammar>(std::move(read)),
-             .bytes = compiled.size()});
+             .bytes = compiled.size(),
+             .is_json = constraint.kind == Constraint::Kind::kJsonSchema});
     const std::vector<TokenId>& controls = vocabulary->impl_->controls;
     std::vector<TokenId> named = NamedTokens(constraint);
     std::ranges::sort(named);
@@ -252,6 +267,10 @@ std::size_t Grammar::bytes() const { return impl_->bytes; }
 struct GrammarMatcher::Impl {
   xgrammar::GrammarMatcher matcher;
   std::size_t more_stops = 0;  // accepted after the first stop token, of which XGrammar takes one
+  // Of an answer that is JSON: behind each accepted token.
+  std::vector<JsonSpace> spaces = {};
+
+  bool has_enough_space() const { return !spaces.empty() && spaces.back().enough(); }
 };
 
 GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
@@ -266,9 +285,10 @@ GrammarMatcher::~GrammarMatcher() = default;
 bool GrammarMatcher::Accept(TokenId token) {
   const GrammarVocabulary::Impl& vocabulary = *grammar_->vocabulary().impl_;
   if (token < 0 || static_cast<std::size_t>(token) >= grammar_->vocabulary().size()) return false;
-  if (!HasBit(vocabulary.usable, token)) {
-    // Whether a named token may come here depends on what else may.
-    if (!std::ranges::binary_search(grammar_->impl_->named, token)) return false;
+  const bool is_usable = HasBit(vocabulary.usable, token);
+  if (!is_usable && !std::ranges::binary_search(grammar_->impl_->named, token)) return false;
+  // Whether a named token may come here, or one of white space, depends on what else may.
+  if (!is_usable || (impl_->has_enough_space() && HasBit(vocabulary.spaces, token))) {
     std::vector<std::uint32_t> mask(grammar_->vocabulary().mask_words());
     if (!Fill(absl::MakeSpan(mask)) || !HasBit(mask, token)) return false;
   }
@@ -278,16 +298,24 @@ bool GrammarMatcher::Accept(TokenId token) {
     return true;
   }
   try {
-    return impl_->matcher.AcceptToken(token);
+    if (!impl_->matcher.AcceptToken(token)) return false;
   } catch (const std::exception&) {
     return false;
   }
+  if (grammar_->impl_->is_json) {
+    JsonSpace space = impl_->spaces.empty() ? JsonSpace() : impl_->spaces.back();
+    space.Add(vocabulary.info.GetDecodedVocab()[static_cast<std::size_t>(token)]);
+    impl_->spaces.push_back(space);
+  }
+  return true;
 }
 
 void GrammarMatcher::Rollback(std::size_t tokens) {
   const std::size_t stops = std::min(tokens, impl_->more_stops);
   impl_->more_stops -= stops;
-  if (tokens > stops) impl_->matcher.Rollback(static_cast<int>(tokens - stops));
+  const std::size_t others = tokens - stops;
+  if (others > 0) impl_->matcher.Rollback(static_cast<int>(others));
+  impl_->spaces.resize(impl_->spaces.size() - std::min(impl_->spaces.size(), others));
 }
 
 bool GrammarMatcher::Fill(absl::Span<std::uint32_t> mask) {
@@ -319,14 +347,17 @@ bool GrammarMatcher::Fill(absl::Span<std::uint32_t> mask) {
   std::uint32_t any = named.empty() ? 0 : 1;
   for (std::size_t i = 0; i < mask.size(); ++i) any |= mask[i] &= vocabulary.usable[i];
   for (const TokenId token : named) mask[token / 32] |= 1u << token % 32;
+  if (impl_->has_enough_space()) LeaveOut(vocabulary.spaces, mask);
   return any != 0;
 }
 
-std::size_t GrammarMatcher::bytes() const { return xgrammar::MatcherBytes(impl_->matcher); }
+std::size_t GrammarMatcher::bytes() const {
+  return xgrammar::MatcherBytes(impl_->matcher) + impl_->spaces.capacity() * sizeof(JsonSpace);
+}
 
 GrammarMatcher GrammarMatcher::Fork() const {
-  return GrammarMatcher(grammar_,
-                        std::unique_ptr<Impl>(new Impl{impl_->matcher.Fork(), impl_->more_stops}));
+  return GrammarMatcher(grammar_, std::unique_ptr<Impl>(new Impl{
+                                      impl_->matcher.Fork(), impl_->more_stops, impl_->spaces}));
 }
 
 }  // namespace flotilla::worker

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tests/worker/constraint/small_vocabulary.h"
+#include "worker/constraint/json_space.h"
 
 namespace flotilla::worker {
 namespace {
@@ -99,6 +100,41 @@ TEST_F(GrammarTest, AllowsWhatBytesAllow) {
     for (int i = 0; i < 4; ++i) WalkAndCheck(grammar, random, 30);
     if (HasFailure()) FAIL() << text;
   }
+}
+
+// Between parts of JSON, until other text comes. Strings, and what is not JSON alone, have no
+// bound.
+TEST_F(GrammarTest, WhiteSpaceOfJsonHasAnEnd) {
+  const auto spaces = [&](GrammarMatcher& matcher) {
+    int count = 0;
+    for (const TokenId token : Allowed(matcher)) {
+      count += !words_.tokens[token].empty() && IsJsonSpace(words_.tokens[token][0]);
+    }
+    return count;
+  };
+  const auto accept = [&](GrammarMatcher& matcher, const std::string& text) {
+    for (const TokenId byte : Bytes(text)) ASSERT_TRUE(matcher.Accept(byte)) << text;
+  };
+  const TokenId space = Bytes(" ")[0];
+  GrammarMatcher json(Compile(Kind::kJsonSchema, R"({"type":"object"})"));
+  accept(json, "{" + std::string(kEnoughJsonSpace - 1, ' '));
+  EXPECT_GT(spaces(json), 0);
+  GrammarMatcher fork = json.Fork();
+  accept(json, "\n");
+  EXPECT_EQ(spaces(json), 0);
+  EXPECT_FALSE(json.Accept(space));
+  EXPECT_GT(Allowed(json).size(), 0u);
+  json.Rollback(1);
+  EXPECT_GT(spaces(json), 0);
+  accept(fork, "\t\"" + std::string(2 * kEnoughJsonSpace, ' ') + "\\\"  \"");
+  EXPECT_GT(spaces(fork), 0);
+  accept(fork, " : " + std::string(kEnoughJsonSpace - 1, ' '));
+  EXPECT_EQ(spaces(fork), 0);
+  accept(fork, "1}");
+  EXPECT_EQ(Allowed(fork), words_.stops);
+
+  GrammarMatcher words(Compile(Kind::kRegex, "[ ]+b"));
+  accept(words, std::string(3 * kEnoughJsonSpace, ' ') + "b");
 }
 
 // Up to 16 repetitions have states of their own, and more are counted.
