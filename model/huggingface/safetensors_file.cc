@@ -1,13 +1,13 @@
 #include "model/huggingface/safetensors_file.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <optional>
 #include <string_view>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "common/types/text.h"
 #include "model/huggingface/json_file.h"
@@ -25,10 +25,18 @@ constexpr size_t kMaxNameBytes = 255;
 constexpr size_t kMaxTensors = 1 << 18;  // several times those of the largest published model
 constexpr size_t kMaxDims = 4;
 constexpr size_t kLengthBytes = 8;
+// No tensor takes less of a header.
+constexpr std::string_view kLeastEntry = R"("a":{"dtype":"I8","shape":[],"data_offsets":[0,1]})";
 
 std::string QuotedName(std::string_view text) {
   constexpr size_t kShown = 80;
   return Cat("'", absl::CHexEscape(ToAbsl(text.substr(0, kShown))), "'");
+}
+
+absl::Status BadOffsets(std::string_view name, uint64_t begin, uint64_t end,
+                        std::string_view problem) {
+  return InvalidArgument("safetensors: tensor ", QuotedName(name), ": data_offsets [", begin, ", ",
+                         end, "]: ", problem);
 }
 
 constexpr std::pair<std::string_view, GgmlType> kSafetensorsTypes[] = {
@@ -52,21 +60,30 @@ std::optional<GgmlType> TypeNamed(std::string_view dtype) {
   return found == std::end(kSafetensorsTypes) ? std::nullopt : std::optional(found->second);
 }
 
+// A list of numbers in the header.
+struct HeaderList {
+  std::array<uint64_t, kMaxDims> values;
+  size_t count = 0;
+  bool given = false;
+};
+
 // A tensor as the header describes it.
 struct Entry {
-  std::unique_ptr<const std::string> name;
+  const std::string* name = nullptr;  // null: no tensor is being read
   std::optional<GgmlType> type;
-  std::vector<uint64_t> shape;
-  std::vector<uint64_t> offsets;  // begin and end in the data
-  bool has_shape = false;
+  HeaderList shape;
+  HeaderList offsets;  // begin and end in the data
 };
 
 // Takes the events of the JSON parser. The header is { name: { field: value } }, in which a field
-// is a string or a list of numbers.
+// is a string or a list of numbers. The tensors are added in the order of the header.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
+  HeaderReader(std::span<const std::byte> data, std::deque<std::string>& names,
+               std::vector<Tensor>& tensors)
+      : data_(data), names_(names), tensors_(tensors) {}
+
   absl::Status status;
-  std::vector<Entry> entries;
 
   bool start_object(size_t) override {
     ++depth_;
@@ -75,7 +92,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return Fail("an object where a value of a tensor belongs");
   }
   bool end_object() override {
-    if (depth_ == 2 && !in_metadata_ && !CheckEntry()) return false;
+    if (depth_ == 2 && !in_metadata_ && !EndEntry()) return false;
     if (depth_ == 2) in_metadata_ = false;
     --depth_;
     return true;
@@ -92,11 +109,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool string(std::string& value) override {
     if (depth_ == 2 && in_metadata_) return true;
     if (depth_ != 2 || list_ != nullptr || field_ != kType) return Fail("a string out of place");
-    Entry& entry = entries.back();
-    if (entry.type.has_value()) return Fail("dtype appears twice");
-    entry.type = TypeNamed(value);
-    if (entry.type.has_value()) return true;
-    status = Unimplemented("safetensors: tensor ", QuotedName(*entry.name), " has the dtype ",
+    if (entry_.type.has_value()) return Fail("dtype appears twice");
+    entry_.type = TypeNamed(value);
+    if (entry_.type.has_value()) return true;
+    status = Unimplemented("safetensors: tensor ", QuotedName(*entry_.name), " has the dtype ",
                            QuotedName(value), ", which is not supported");
     return false;
   }
@@ -104,11 +120,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (depth_ != 2 || in_metadata_ || list_ != nullptr || field_ == kType) {
       return Fail("a list out of place");
     }
-    Entry& entry = entries.back();
-    const bool shape = field_ == kShape;
-    list_ = shape ? &entry.shape : &entry.offsets;
-    if (!list_->empty() || (shape && entry.has_shape)) return Fail("a field appears twice");
-    entry.has_shape |= shape;
+    list_ = field_ == kShape ? &entry_.shape : &entry_.offsets;
+    if (std::exchange(list_->given, true)) return Fail("a field appears twice");
     return true;
   }
   bool end_array() override {
@@ -117,8 +130,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
   bool number_unsigned(uint64_t value) override {
     if (list_ == nullptr) return Fail("a number out of place");
-    if (list_->size() >= kMaxDims) return Fail(Cat("more than ", kMaxDims, " numbers in a list"));
-    list_->push_back(value);
+    if (list_->count == kMaxDims) return Fail(Cat("more than ", kMaxDims, " numbers in a list"));
+    list_->values[list_->count++] = value;
     return true;
   }
   bool number_integer(int64_t) override { return Fail("a negative number"); }
@@ -137,7 +150,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool Fail(std::string_view problem) {
     const std::string where =
-        entries.empty() || depth_ < 2 ? std::string() : Cat(QuotedName(*entries.back().name), ": ");
+        entry_.name == nullptr ? std::string() : Cat(QuotedName(*entry_.name), ": ");
     status = InvalidArgument("safetensors: header: ", where, "it has ", problem);
     return false;
   }
@@ -148,26 +161,50 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (name.empty() || name.size() > kMaxNameBytes) {
       return Fail(Cat("a name of ", name.size(), " bytes, not 1..", kMaxNameBytes));
     }
-    if (entries.size() == kMaxTensors) return Fail(Cat("more than ", kMaxTensors, " tensors"));
-    entries.push_back({.name = std::make_unique<const std::string>(std::move(name)),
-                       .type = {},
-                       .shape = {},
-                       .offsets = {}});
-    if (names_.insert(*entries.back().name).second) return true;
-    return Fail(Cat("tensor ", QuotedName(*entries.back().name), " twice"));
+    if (tensors_.size() == kMaxTensors) return Fail(Cat("more than ", kMaxTensors, " tensors"));
+    entry_ = {.name = &names_.emplace_back(name), .type = {}, .shape = {}, .offsets = {}};
+    return true;
   }
 
-  bool CheckEntry() {
-    const Entry& entry = entries.back();
-    if (entry.type.has_value() && entry.has_shape && entry.offsets.size() == 2) return true;
-    return Fail("no dtype, no shape, or not two data_offsets");
+  bool EndEntry() {
+    if (!entry_.type.has_value() || !entry_.shape.given || entry_.offsets.count != 2) {
+      return Fail("no dtype, no shape, or not two data_offsets");
+    }
+    Tensor tensor{.name = *entry_.name,
+                  .rank = static_cast<uint32_t>(std::max<size_t>(entry_.shape.count, 1)),
+                  .dims = {1, 1, 1, 1},
+                  .type = *entry_.type,
+                  .data = {}};
+    uint64_t size = InfoOf(tensor.type).block_bytes;
+    for (size_t i = 0; i < entry_.shape.count; ++i) {
+      tensor.dims[i] = entry_.shape.values[entry_.shape.count - 1 - i];
+      if (__builtin_mul_overflow(size, tensor.dims[i], &size)) size = UINT64_MAX;
+    }
+    const auto [begin, end] = std::pair(entry_.offsets.values[0], entry_.offsets.values[1]);
+    std::string problem;
+    if (end < begin || end > data_.size()) {
+      problem = Cat("the data has ", data_.size(), " bytes");
+    } else if (end - begin != size) {
+      problem = Cat("type and shape need ", size, " bytes");
+    }
+    if (!problem.empty()) {
+      status = BadOffsets(tensor.name, begin, end, problem);
+      return false;
+    }
+    tensor.data = data_.subspan(begin, size);
+    tensors_.push_back(tensor);
+    entry_ = {};
+    return true;
   }
 
+  const std::span<const std::byte> data_;
+  std::deque<std::string>& names_;
+  std::vector<Tensor>& tensors_;
   int depth_ = 0;
   bool in_metadata_ = false;
   Field field_ = kNone;
-  std::vector<uint64_t>* list_ = nullptr;  // that numbers belong to
-  absl::flat_hash_set<std::string_view, TextHash, TextEqual> names_;
+  Entry entry_;
+  HeaderList* list_ = nullptr;  // that numbers belong to
 };
 
 }  // namespace
@@ -191,41 +228,37 @@ class SafetensorsFile::Reader {
     if (HasEndlessNumber({text, length})) {
       return InvalidArgument("safetensors: the header has a number without an end");
     }
-    HeaderReader reader;
+    const auto data = bytes.subspan(kLengthBytes + length);
+    // A vector that grows is there twice.
+    file.tensors_.reserve(std::min<uint64_t>(kMaxTensors, length / kLeastEntry.size()));
+    HeaderReader reader(data, file.names_, file.tensors_);
     if (!Json::sax_parse(text, text + length, &reader)) return reader.status;
-    return Place(std::move(reader.entries), bytes.subspan(kLengthBytes + length), file);
+    absl::Status status = RefuseTwins(file.tensors_);
+    return status.ok() ? Place(file.tensors_, data) : status;
   }
 
  private:
-  // Checks that the tensors fill the data without a gap.
-  static absl::Status Place(std::vector<Entry> entries, std::span<const std::byte> data,
-                            SafetensorsFile& file) {
-    std::ranges::sort(entries,
-                      [](const Entry& a, const Entry& b) { return a.offsets < b.offsets; });
+  // Sorted, so that it takes no memory.
+  static absl::Status RefuseTwins(std::vector<Tensor>& tensors) {
+    std::ranges::sort(tensors, {}, &Tensor::name);
+    const auto twin = std::ranges::adjacent_find(tensors, {}, &Tensor::name);
+    if (twin == tensors.end()) return absl::OkStatus();
+    return InvalidArgument("safetensors: header: it has tensor ", QuotedName(twin->name), " twice");
+  }
+
+  // Sorts the tensors by their data, and checks that they fill it without a gap.
+  static absl::Status Place(std::vector<Tensor>& tensors, std::span<const std::byte> data) {
+    std::ranges::sort(tensors, {}, [](const Tensor& tensor) {
+      return std::pair(tensor.data.data(), tensor.data.size());
+    });
     uint64_t expected = 0;
-    for (Entry& entry : entries) {
-      Tensor tensor{.name = *entry.name,
-                    .rank = static_cast<uint32_t>(std::max<size_t>(entry.shape.size(), 1)),
-                    .dims = {1, 1, 1, 1},
-                    .type = *entry.type,
-                    .data = {}};
-      uint64_t size = InfoOf(tensor.type).block_bytes;
-      for (size_t i = 0; i < entry.shape.size(); ++i) {
-        tensor.dims[i] = entry.shape[entry.shape.size() - 1 - i];
-        if (__builtin_mul_overflow(size, tensor.dims[i], &size)) size = UINT64_MAX;
+    for (const Tensor& tensor : tensors) {
+      const auto begin = static_cast<uint64_t>(tensor.data.data() - data.data());
+      const uint64_t end = begin + tensor.data.size();
+      if (begin != expected) {
+        return BadOffsets(tensor.name, begin, end, Cat("data at ", expected, " must follow"));
       }
-      const uint64_t begin = entry.offsets[0], end = entry.offsets[1];
-      const auto bad = [&](std::string_view problem) {
-        return InvalidArgument("safetensors: tensor ", QuotedName(*entry.name), ": data_offsets [",
-                               begin, ", ", end, "]: ", problem);
-      };
-      if (begin != expected) return bad(Cat("data at ", expected, " must follow"));
-      if (end < begin || end > data.size()) return bad(Cat("the data has ", data.size(), " bytes"));
-      if (end - begin != size) return bad(Cat("type and shape need ", size, " bytes"));
-      tensor.data = data.subspan(begin, size);
       expected = end;
-      file.tensors_.push_back(tensor);
-      file.names_.push_back(std::move(entry.name));
     }
     if (expected == data.size()) return absl::OkStatus();
     return InvalidArgument("safetensors: ", data.size() - expected, " bytes after the last tensor");

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,7 +40,7 @@ class SafetensorsFile {
 
   std::unique_ptr<const MappedFile> mapping_;  // null when the bytes are borrowed
   std::span<const std::byte> header_;
-  std::vector<std::unique_ptr<const std::string>> names_;
+  std::deque<std::string> names_;  // they stay where they are when the object is moved
   std::vector<Tensor> tensors_;
 };
 

@@ -1,12 +1,15 @@
 #include "model/huggingface/safetensors_file.h"
 
+#include <cstdio>
 #include <string>
+#include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "tests/support/allocations.h"
 #include "tests/support/hf_folder.h"
 
 namespace flotilla::model {
@@ -59,10 +62,38 @@ TEST(SafetensorsFile, HeadersOfEndlessThingsAreRefused) {
   EXPECT_THAT(std::string(file.status().message()), HasSubstr("more than 262144 tensors"));
 }
 
+// As many tensors as there may be, and each takes as little of the header as it can. What is kept
+// of them, and what it takes to check them, is less than four times the header.
+TEST(SafetensorsFile, TheDensestHeaderKeepsTheBoundOfMemory) {
+  constexpr std::size_t kTensors = 1 << 18;
+  constexpr std::string_view kDigits =
+      "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_";
+  // A name of 16 bytes is the first that does not lie in its string.
+  for (const std::size_t length : {3u, 16u}) {
+    std::string header = "{", name(length, 'n');
+    for (std::size_t i = 0; i < kTensors; ++i) {
+      name[0] = kDigits[i % 64];
+      name[1] = kDigits[i / 64 % 64];
+      name[2] = kDigits[i / 64 / 64];
+      absl::StrAppend(&header, i == 0 ? "" : ",", "\"", name,
+                      R"(":{"dtype":"I8","shape":[0],"data_offsets":[0,0]})");
+    }
+    const std::string bytes = testing::Safetensors(header + "}", "");
+    const testing::PeakMemory memory;
+    const auto file = Parse(bytes);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->tensors().size(), kTensors);
+    EXPECT_LE(memory.bytes(), 4 * bytes.size()) << length;
+    std::printf("names of %zu bytes: %.2f times the header\n", length,
+                static_cast<double>(memory.bytes()) / static_cast<double>(bytes.size()));
+  }
+}
+
 TEST(SafetensorsFile, RefusalsNameTheProblem) {
   EXPECT_THAT(ErrorOf("BF16", "F8_E5M2"), HasSubstr("tensor 'a' has the dtype 'F8_E5M2'"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,3]"), HasSubstr("the data has 2 bytes"));
-  EXPECT_THAT(ErrorOf("[0,2]", "[2,0]"), HasSubstr("data at 0 must follow"));
+  EXPECT_THAT(ErrorOf("[0,2]", "[2,0]"), HasSubstr("the data has 2 bytes"));
+  EXPECT_THAT(ErrorOf("[0,2]", "[1,3]", "xxx"), HasSubstr("data at 0 must follow"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0]"), HasSubstr("not two data_offsets"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,-2]"), HasSubstr("a negative number"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,2.5]"), HasSubstr("a fraction"));
