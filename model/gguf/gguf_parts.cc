@@ -1,6 +1,8 @@
 #include "model/gguf/gguf_parts.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -51,6 +53,19 @@ absl::Status Expect(const GgufFile& file, const std::string& name, const char* k
                          " as the first part has it");
 }
 
+// Refuses a part that is a link to a file elsewhere than beside the first one. That may be a link
+// itself, as all are in the cache of Hugging Face's hub, and then counts where it leads to, too.
+absl::Status CheckLink(const std::string& first, const std::string& part) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = fs::canonical(fs::absolute(first, error).parent_path(), error);
+  const fs::path target_folder = fs::canonical(first, error).parent_path();
+  const fs::path parent = fs::canonical(part, error).parent_path();
+  if (error) return absl::NotFoundError(Cat("cannot open ", part));
+  if (parent == folder || parent == target_folder) return absl::OkStatus();
+  return InvalidArgument(part, " is a link out of its folder");
+}
+
 }  // namespace
 
 absl::StatusOr<GgufParts> GgufParts::Open(const std::string& path) {
@@ -78,6 +93,7 @@ absl::StatusOr<GgufParts> GgufParts::Open(const std::string& path) {
   files.push_back(*std::move(first));
   for (uint64_t number = 1; number < *count; ++number) {
     names.push_back(stem + PartEnding(number, *count));
+    if (absl::Status status = CheckLink(path, names.back()); !status.ok()) return status;
     auto part = GgufFile::Open(names.back());
     if (!part.ok()) return part.status();
     files.push_back(*std::move(part));

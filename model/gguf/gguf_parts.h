@@ -3,7 +3,8 @@
 // of the part, the number of parts, and the number of tensors of all parts.
 //
 // Owns the files; immutable, so any thread may read it. The files are untrusted, as those of
-// GgufFile: parts are found by the name of the first one, never by a name from a file.
+// GgufFile: parts are found by the name of the first one, never by a name from a file, and a part
+// that is a link must not lead out of its folder.
 #pragma once
 
 #include <cstdint>

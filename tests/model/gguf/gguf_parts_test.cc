@@ -151,6 +151,26 @@ TEST_F(GgufPartsTest, PartsThatDoNotBelongTogetherAreNamed) {
               HasSubstr(absl::StrCat(PathOf(2, 2), ": tensor twice is in another part, too")));
 }
 
+TEST_F(GgufPartsTest, PartsThatAreLinksStayInTheirFolder) {
+  namespace fs = std::filesystem;
+  const testing::ScratchDirectory elsewhere;
+  const auto move = [](const std::string& from, const std::string& to) {
+    fs::rename(from, to);
+    fs::create_symlink(to, from);
+  };
+  move(PathOf(2), scratch_.path() + "/second");
+  EXPECT_TRUE(OpenCheckpoint(PathOf(1)).ok());
+  move(scratch_.path() + "/second", elsewhere.path() + "/second");
+  EXPECT_EQ(Error(), absl::StrCat(PathOf(2), " is a link out of its folder"));
+  // The cache of Hugging Face's hub has all of them in another folder.
+  move(PathOf(1), elsewhere.path() + "/first");
+  move(PathOf(3), elsewhere.path() + "/third");
+  const auto file = OpenCheckpoint(PathOf(1));
+  EXPECT_TRUE(file.ok()) << file.status();
+  fs::remove(elsewhere.path() + "/third");
+  EXPECT_EQ(Error(), absl::StrCat("cannot open ", PathOf(3)));
+}
+
 TEST_F(GgufPartsTest, TheNumberOfPartsIsBounded) {
   for (const std::uint64_t count : {1001ull, 1ull << 40}) {
     testing::GgufBuilder part;
