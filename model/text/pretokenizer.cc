@@ -101,7 +101,8 @@ constexpr size_t kMostPatterns = 16;
 }  // namespace
 
 const Pretokenizer::Row Pretokenizer::kRows[] = {
-    {.names = "default gpt-2 phi-2 mpt olmo jais exaone4", .patterns = {kGpt2}},
+    {.names = "default gpt-2 phi-2 jais exaone4", .patterns = {kGpt2}},
+    {.names = "mpt olmo", .patterns = {kGpt2}, .nfc = true},
     {.names = "smollm starcoder refact codeshell exaone minerva-7b", .patterns = {kSmolLm}},
     {.names = "command-r", .patterns = {kSmolLm}, .nfc = true},
     {.names = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral",
