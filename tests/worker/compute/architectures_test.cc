@@ -80,18 +80,21 @@ GreedyRun Greedy(const testing::TinyCase& tiny, const model::ModelSpec& spec) {
   return run;
 }
 
-class ArchitecturesTest : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
-  const testing::TinyCase tiny = testing::ReadTinyCase(GetParam());
-  ASSERT_NE(tiny.file, nullptr);
-  const auto spec = model::LoadSpec(*tiny.file, tiny.served);
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  Sequence whole = MakeSequence(tiny.ids.size(), spec->vocab, 1, 1);
+Sequence SequenceOf(const testing::TinyCase& tiny, const model::ModelSpec& spec) {
+  Sequence whole = MakeSequence(tiny.ids.size(), spec.vocab, 1, 1);
   whole.tokens = tiny.ids;
+  return whole;
+}
+
+// The logits of the ids on every instruction path and over two backends, with all ids at once,
+// token by token and in chunks of 7. Expects the same bits of all.
+std::vector<std::vector<float>> RunInChunks(const testing::TinyCase& tiny,
+                                            const model::ModelSpec& spec, Recipe recipe,
+                                            kernels::KvFormat kv) {
+  const Sequence whole = SequenceOf(tiny, spec);
   std::vector<std::vector<float>> first;
   const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
-    Machine machine(*tiny.file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
+    Machine machine(*tiny.file, spec, recipe, kv, isa, 2, make);
     for (const std::size_t chunk : {tiny.ids.size(), std::size_t{1}, std::size_t{7}}) {
       const auto logits = RunAlone(machine, whole, chunk);
       if (first.empty()) first = logits;
@@ -102,6 +105,17 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
     run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
   }
   run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+  return first;
+}
+
+class ArchitecturesTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
+  const testing::TinyCase tiny = testing::ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  const auto spec = model::LoadSpec(*tiny.file, tiny.served);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto first = RunInChunks(tiny, *spec, Recipe::kFp32, kernels::KvFormat::kF32);
   if (const auto manifest = testing::ReadGgufManifest("tests/data/" + GetParam())) {
     const auto bytes = testing::GgufTwin(*tiny.file, *manifest, MendedKeys(GetParam()));
     const auto file = model::ParseCheckpoint(bytes);
@@ -110,7 +124,7 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
     ASSERT_TRUE(twin.ok()) << twin.status();
     Machine machine(**file, *twin, Recipe::kFp32, kernels::KvFormat::kF32,
                     kernels::DetectIsas().front(), 2, MakeCpuBackend);
-    const auto logits = RunAlone(machine, whole, 7);
+    const auto logits = RunAlone(machine, SequenceOf(tiny, *spec), 7);
     // Factors of RoPE are rounded in a GGUF file.
     if (file->get()->FindTensor("rope_freqs.weight") != nullptr) {
       EXPECT_LE(Difference(first, logits), 1e-5);
@@ -130,6 +144,15 @@ TEST_P(ArchitecturesTest, GivesTheReferencesLogits) {
   EXPECT_EQ(greedy.tokens, tiny.greedy);
   // Tokens that are the same by chance would prove nothing.
   EXPECT_GE(greedy.margin, 1e-3f);
+}
+
+// The recipe and the KV memory of servers.
+TEST_P(ArchitecturesTest, GivesTheSameBitsInChunksUnderAccurate) {
+  const testing::TinyCase tiny = testing::ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  const auto spec = model::LoadSpec(*tiny.file, tiny.served);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  RunInChunks(tiny, *spec, Recipe::kAccurate, kernels::KvFormat::kBf16);
 }
 
 // Experts in MXFP4 give the bits of the same weights in bf16.
