@@ -41,6 +41,37 @@ OWN = {
         "moe_intermediate_size": 72, "shared_expert_intermediate_size": 80,
         "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }),
+    # The second one, with other widths, a dense layer between those of experts, and weights of experts
+    # that add up to 1.
+    "qwen2_moe_sparse": ("qwen2", {
+        "model_type": "qwen2_moe", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3, "num_experts": 6,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+    }),
+    # An FFN whose last 32 columns are padded.
+    "llama_ffn_of_200": ("llama", {"intermediate_size": 200}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_linear": ("llama", {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    # As Gemma 3 from 4B on: only layers without a window are scaled.
+    "gemma3_linear": ("gemma3_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
+    # As Falcon 11B.
+    "falcon_one_norm": ("falcon_gqa", {"num_ln_in_parallel_attn": 1}),
+    # As StableLM 2, and as others that are called so.
+    "stablelm_biases": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True}),
+    "gpt_neox_sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "qwen2_windows": ("qwen2", {
+        "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2,
+        "layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 2}),
+    "phi_rotary_of_12": ("phi", {"partial_rotary_factor": 0.75, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}}),
+    # As Phi-4-mini.
+    "phi3_rotary_of_12": ("phi3", {"partial_rotary_factor": 0.75, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}}),
     # Heads whose size is no multiple of 16, with each kind of norm, and with fused matrices.
     "qwen3_heads_of_40": ("qwen3", {"head_dim": 40}),
     "cohere_heads_of_24": ("cohere", {
@@ -81,7 +112,10 @@ SERVED = {"llama_dynamic": 128, "phi3_longrope_short": 128}
 # What a case says besides.
 CHANGES = {
     "qwen3_moe": {"moe_intermediate_size": 72, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
-    "gptj": {"rotary_dim": 16},
+    "gptj": {"rotary_dim": 16, "n_inner": 224},
+    # Others of these families have four times the hidden size.
+    "gpt2": {"n_inner": 224},
+    "gpt_bigcode_mqa": {"n_inner": 224},
     # YaRN, whose scale of scores counts, groups of experts, two shared experts, biases, and norms of
     # latents with another eps than the others. Widths are no multiples of 32.
     "deepseek_v2_mla": {
