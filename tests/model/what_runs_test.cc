@@ -1,10 +1,15 @@
 // Checks that README's section "What runs" and docs/models.md agree with the tables of the code.
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
@@ -18,34 +23,57 @@ namespace {
 
 using Names = std::set<std::string>;
 
-// Returns the words in backquotes in the row that begins with `title` of the section's table.
-Names RowOf(const std::string& title) {
-  std::ifstream file("README.md");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const std::size_t section = text.find("\n## What runs\n");
-  const std::size_t row = text.find("\n| " + title + " |", section);
-  EXPECT_NE(section, std::string::npos) << "run the test from the source folder";
-  EXPECT_NE(row, std::string::npos) << title;
-  if (row == std::string::npos) return {};
-  const std::string line = text.substr(row + 1, text.find('\n', row + 1) - row - 1);
+std::string TextOf(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The words in backquotes.
+Names WordsOf(const std::string& text) {
   Names names;
   bool inside = false;
-  for (const std::string& part : std::vector<std::string>(absl::StrSplit(line, '`'))) {
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, '`'))) {
     if (inside) names.insert(part);
     inside = !inside;
   }
   return names;
 }
 
-// The word in backquotes in a cell; empty: there is none.
+// Returns the words in backquotes in the row that begins with `title` of the section's table.
+Names RowOf(const std::string& title) {
+  const std::string text = TextOf("README.md");
+  const std::size_t section = text.find("\n## What runs\n");
+  const std::size_t row = text.find("\n| " + title + " |", section);
+  EXPECT_NE(section, std::string::npos) << "run the test from the source folder";
+  EXPECT_NE(row, std::string::npos) << title;
+  if (row == std::string::npos) return {};
+  return WordsOf(text.substr(row + 1, text.find('\n', row + 1) - row - 1));
+}
+
+// The first word in backquotes in a cell; empty: there is none.
 std::string WordOf(const std::string& cell) {
   const std::vector<std::string> parts = absl::StrSplit(cell, '`');
   return parts.size() < 3 ? "" : parts[1];
 }
 
+// The models in tests/data/tiny and tests/data/made: the name of the folder, and the model_type.
+using Models = std::set<std::pair<std::string, std::string>>;
+Models TestedModels() {
+  Models models;
+  for (const char* kind : {"tests/data/tiny", "tests/data/made"}) {
+    for (const auto& folder : std::filesystem::directory_iterator(kind)) {
+      std::ifstream file(folder.path() / "config.json");
+      if (!file) continue;
+      models.emplace(folder.path().filename(), nlohmann::json::parse(file).value("model_type", ""));
+    }
+  }
+  return models;
+}
+
 // Each row of the table of architectures has a name that the code knows, in one of its two columns
-// of names, and the code knows no other.
+// of names, and the code knows no other. Its last column names all tested models of that type.
 TEST(WhatRunsTest, Architectures) {
+  Models proved;
   const auto list = KnownArchitectures();
   const Names known(list.begin(), list.end());
   Names found;
@@ -59,8 +87,21 @@ TEST(WhatRunsTest, Architectures) {
     const std::string name = known.contains(hf) ? hf : llama_cpp;
     EXPECT_TRUE(known.contains(name)) << line;
     found.insert(name);
+    for (const std::string& folder : WordsOf(cells[5])) proved.emplace(folder, hf);
   }
   EXPECT_EQ(found, known);
+  EXPECT_EQ(proved, TestedModels());
+}
+
+// The example of docs/models.md is what the file has.
+TEST(WhatRunsTest, HowToAddAnArchitecture) {
+  const std::string page = TextOf("docs/models.md");
+  const std::string_view opening = "\n```cpp\n";
+  const std::size_t begin = page.find(opening) + opening.size();
+  const std::string example = page.substr(begin, page.find("```", begin) - begin);
+  EXPECT_TRUE(example.starts_with("extern const Architecture kErnie45")) << example;
+  EXPECT_NE(TextOf("model/architectures/ernie4_5.cc").find("\n" + example), std::string::npos)
+      << example;
 }
 
 TEST(WhatRunsTest, WeightFormats) {
