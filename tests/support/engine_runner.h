@@ -58,6 +58,9 @@ class EngineRunner {
     bool together = false;
     // The executor measures no time for a step, so that draft tokens always seem worthwhile.
     bool frozen_clock = false;
+    // The engine is told that a step takes a millisecond, and a copy of a block a nanosecond,
+    // whatever they take. So it swaps what it preempts whenever it may. Only with `together`.
+    bool fixed_costs = false;
     // If set, the engine computes only when it is its turn. Null: always.
     std::shared_ptr<Turns> turns;
     // The same as in InProcessEngineOptions.
