@@ -517,7 +517,7 @@ class Reader {
   const Json& model_;
   TokenizerBundle bundle_;
   std::string_view type_;  // of the model
-  bool byte_level_ = true;
+  bool byte_level_ = false;
   std::vector<bool> placed_;
   absl::Status status_;
 };
