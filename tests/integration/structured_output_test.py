@@ -82,18 +82,15 @@ def test_what_finishes_is_valid(server):
 
 
 def test_bounded_answers_finish_at_temperature_2(server):
-    """But for objects and arrays that are cut by white space between their parts, which has no
-    bound: it is then most of the answer."""
+    """White space between the parts of JSON has an end, too."""
     schemas = some(BOUNDED, 8)
     assert len(BOUNDED) == 50
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(
             lambda one: answer_to(server, one[1], max_tokens=BOUNDED_TOKENS, temperature=2, seed=one[0]),
             enumerate(schemas)))
-    print(f"{sum(reason == 'stop' for reason, _ in answers)} of {len(answers)}")
     for schema, (reason, text) in zip(schemas, answers):
-        if reason == "length":
-            assert text[0] in "{[" and len("".join(text.split())) < len(text) / 2, (schema, text)
+        assert reason == "stop", (schema, text)
 
 
 def test_masks_of_formats_are_in_time(server):
