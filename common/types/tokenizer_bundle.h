@@ -166,11 +166,12 @@ struct TokenizerBundle {
   // Ids of special tokens, each a token of the list; -1: none.
   TokenId bos = -1;
   TokenId eos = -1;
-  TokenId eot = -1;      // ends a turn
-  TokenId eom = -1;      // ends a message
-  // Stands for text without a token, which byte-level BPE does not have: there only templates use it.
+  TokenId eot = -1;  // ends a turn
+  TokenId eom = -1;  // ends a message
+  // Stands for text without a token, which byte-level BPE does not have: there only templates use
+  // it.
   TokenId unknown = -1;
-  TokenId pad = -1;      // fills batches; only templates use it
+  TokenId pad = -1;  // fills batches; only templates use it
   // Tokens that end an answer, beside eos, eot and eom.
   static constexpr std::size_t kMaxEnds = 64;
   std::vector<TokenId> more_ends;
