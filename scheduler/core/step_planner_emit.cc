@@ -108,8 +108,13 @@ void StepPlanner::ReleaseFronts() {
     const bool all_open =
         std::all_of(request.sequences.begin(), request.sequences.end(),
                     [this](TableIndex other) { return state_.sequences[other].open(); });
-    const std::uint32_t earliest = kv.RunBegin(request.prompt_tokens - 1);
-    kv.ReleaseFronts(sequence, all_open ? ~std::uint32_t{0} : earliest);
+    // Where sequences that are to come may fork.
+    std::uint32_t earliest = ~std::uint32_t{0};
+    if (!all_open) earliest = kv.RunBegin(request.prompt_tokens - 1);
+    if (request.beam != nullptr) {
+      earliest = std::min(earliest, kv.RunBegin(sequence.length.computed_min));
+    }
+    kv.ReleaseFronts(sequence, earliest);
   }
 }
 
