@@ -468,7 +468,8 @@ class Reader {
     if (byte_level_) bundle_.unknown = NamedToken(config, "unk_token");
   }
 
-  // A token that only templates need, so a folder that has it wrong is no worse without it. -1: none.
+  // A token that only templates need, so a folder that has it wrong is no worse without it. -1:
+  // none.
   TokenId NamedToken(const Json& config, const char* name) const {
     const auto token = std::ranges::find(bundle_.tokens, TokenText(At(config, name)));
     if (token == bundle_.tokens.end() || token->empty()) return -1;

@@ -372,15 +372,19 @@ CoreSnapshot SchedulerCore::Snapshot() const {
 
 std::vector<OpenSequenceView> SchedulerCore::OpenSequences() const {
   std::vector<OpenSequenceView> views;
+  std::optional<TableIndex> request;
+  std::uint32_t requests = 0;
   for (const TableIndex index : state_.RunningInOrder()) {
     const Sequence& sequence = state_.sequences[index];
+    requests += request != sequence.request;
+    request = sequence.request;
     if (!sequence.open()) continue;
     OpenSequenceView view{.handle = sequence.handle,
                           .request = state_.RequestOf(sequence).id,
                           .index = sequence.index,
                           .state = sequence.state,
                           .opened = sequence.opened,
-                          .rank = static_cast<std::uint32_t>(views.size()),
+                          .rank = requests - 1,
                           .length = sequence.length,
                           .tokens = sequence.tokens,
                           .tables = {}};

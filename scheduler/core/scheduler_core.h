@@ -41,7 +41,7 @@ struct OpenSequenceView {
   SequenceIndex index;
   SequenceState state = SequenceState::kPrefill;
   Step opened;             // the plan that opened it under this handle
-  std::uint32_t rank = 0;  // its place in the order of memory; 0 is never a victim
+  std::uint32_t rank = 0;  // its request's place in the order of memory; 0 is never a victim
   LengthBounds length;
   // The tokens whose results are in. For a beam: the tokens that the workers know.
   absl::Span<const TokenId> tokens;

@@ -45,8 +45,8 @@ std::optional<TableIndex> WaitingQueue::shortest() const {
   return short_.top();
 }
 
-// First the protected requests, then the head of each tenant in turn, then the following requests of
-// each tenant in turn.
+// First the protected requests, then the head of each tenant in turn, then the following requests
+// of each tenant in turn.
 std::vector<TableIndex> WaitingQueue::First(std::size_t count) const {
   std::vector<TableIndex> first = protected_.First(count);
   const auto add = [&](const std::vector<TableIndex>& more, std::size_t from) {

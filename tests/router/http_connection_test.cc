@@ -258,8 +258,8 @@ TEST_F(HttpTest, HeadIsGetWithoutTheBody) {
   setup.http.metrics = [] { return std::string("up 1\n"); };
   Serve(setup);
   HttpClient client(port_);  // one connection, kept alive
-  for (const char* path : {"/", "/health", "/ready", "/metrics", "/openapi.json", "/v1/models", "/v1/models/m",
-                           "/v1/models/none", "/nothing"}) {
+  for (const char* path : {"/", "/health", "/ready", "/metrics", "/openapi.json", "/v1/models",
+                           "/v1/models/m", "/v1/models/none", "/nothing"}) {
     const HttpResponse get = client.Call("GET", path);
     client.Send(std::string("HEAD ") + path + " HTTP/1.1\r\nhost: localhost\r\n\r\n");
     HttpResponse head = client.ReadHead();

@@ -259,7 +259,7 @@ TEST(Simulation, SeedsThatFailedOnceHold) {
     Simulation simulation(seed);
     EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
   }
-  for (const std::uint64_t seed : {2011u, 2440u, 3490u, 5502u, 6414u}) {
+  for (const std::uint64_t seed : {2011u, 2440u, 3490u, 5502u, 6414u, 9117u, 9614u}) {
     Simulation simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true);
     EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "with runs, seed " << seed;
   }

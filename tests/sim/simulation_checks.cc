@@ -51,7 +51,7 @@ absl::Status Simulation::CheckStall(const scheduler::PlanOutcome& outcome) const
   return absl::OkStatus();
 }
 
-// The request of the first open sequence in order.
+// The first request in order; none: it is not open.
 std::optional<RequestId> Simulation::FirstOpen() const {
   for (const scheduler::OpenSequenceView& sequence : core_->OpenSequences()) {
     if (sequence.rank == 0) return sequence.request;

@@ -83,7 +83,7 @@ std::int64_t StepTimeModel::QuantileNs(const StepShape& shape, std::uint32_t per
 }
 
 std::int64_t StepTimeModel::QuickestNs(std::int64_t ns, const StepShape& largest) const {
-  constexpr std::uint64_t kFew = 16;
+  constexpr std::uint64_t kFew = 32;
   if (since_change_ < kFew) return 0;
   const bool extrapolates = largest.prefill_rows > 4 * most_prefill_rows_ ||
                             largest.prefill_context > 4 * most_prefill_context_;

@@ -116,7 +116,8 @@ class StepTimeModel {
   std::uint64_t steps_ = 0;
   std::uint64_t most_prefill_rows_ = 0, most_prefill_context_ = 0;  // of a step
   std::uint64_t since_decodes_alone_ = 0;                           // steps with prefill in a row
-  std::uint64_t since_change_ = 0;     // steps since all times have changed
+  // Steps since all times have changed. The description counts as 16.
+  std::uint64_t since_change_ = 16;
   std::uint64_t fewest_rows_ = ~0ull;  // of one of these steps
   std::int64_t side_ = 0;     // the last steps in a row that were too long (> 0) or too short
   std::int64_t nearest_ = 0;  // the ratio of the one of them that was least off
