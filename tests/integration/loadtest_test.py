@@ -15,7 +15,7 @@ import time
 import httpx
 import pytest
 
-from flotilla_server import LONG, MODEL, SANITIZED, binary, wait_until
+from flotilla_server import LONG, MODEL, SANITIZED, Server, binary, wait_until
 from paced_server import paced_server
 from security_files import Authority, write
 
@@ -101,6 +101,24 @@ def test_it_takes_a_tenth_of_a_core_at_a_thousand_tokens_a_second(paced, tmp_pat
     (one,) = run(paced, tmp_path, "--concurrency", 24, "--requests", 24, "--output", 80)
     assert one["output_tokens"] == 24 * 80 and one["output_tokens_per_s"] > 700
     assert one["cpu_share"] * 1000 / one["output_tokens_per_s"] < 0.1
+
+
+@pytest.mark.skipif(not LONG or SANITIZED, reason="it takes a minute, and a machine of its own")
+def test_figures_of_the_real_server_are_those_of_another_client(tmp_path):
+    """Medians of five turns, in which the two measure one after the other, are within 10 %."""
+    with Server(tmp_path, "--prefix-cache", "off") as server:
+        ours, others = [], []
+        for _ in range(5):
+            others.append(asyncio.run(measure(server.url, MODEL, 2, 16, 48)))
+            (one,) = run(server.url, tmp_path, "--concurrency", 2, "--requests", 16, "--prompt", 125,
+                         "--output", 48, model=MODEL)
+            assert one["finished"] == 16 and one["output_tokens"] == 16 * 48
+            ours.append((one["ttft_ms"]["p50"], one["itl_ms"]["mean"], one["output_tokens_per_s"]))
+    pairs = list(zip(*([statistics.median(figures) for figures in zip(*turns)]
+                       for turns in (ours, others))))
+    print("TTFT, ITL, tokens a second, of ours and of the other:", pairs)
+    for our, other in pairs:
+        assert our == pytest.approx(other, rel=0.1)
 
 
 @pytest.mark.parametrize("model, reason", [
