@@ -166,7 +166,8 @@ class Quantizer {
         ignored_.emplace_back(tensor.name.substr(0, tensor.name.size() - 7));
       }
     }
-    if (model::FindRow(spec_, model::TensorRole::kHead) == nullptr) ignored_.push_back("lm_head");
+    // The head's name in transformers, which a file without a head, or an old one, does not have.
+    if (std::ranges::find(ignored_, "lm_head") == ignored_.end()) ignored_.push_back("lm_head");
     std::error_code error;
     if (fs::equivalent(job_.from, job_.to, error)) {
       return InvalidArgument(job_.to, " is the folder of the model itself");

@@ -193,6 +193,16 @@ TEST_F(QuantizeModelTest, W8A8GoesOnWhereItWasInterrupted) {
   EXPECT_EQ(Files(again.to), Files(job.to));
 }
 
+// It is called embed_out in the file, and lm_head in transformers.
+TEST_F(QuantizeModelTest, TheHeadStaysAsItIs) {
+  QuantizeJob job = Job("head", {.method = Method::kRtn, .bits = 4, .group = 32});
+  job.from = "tests/data/tiny/gpt_neox";
+  ASSERT_TRUE(Run(job).ok());
+  const std::string config = Files(job.to)["config.json"];
+  EXPECT_THAT(config, HasSubstr("\"embed_out\""));
+  EXPECT_THAT(config, HasSubstr("\"lm_head\""));
+}
+
 TEST_F(QuantizeModelTest, WhatCannotBeDoneIsRefusedByName) {
   const auto error = [&](const QuantizeJob& job) {
     return std::string(Run(job).status().message());
