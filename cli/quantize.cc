@@ -35,7 +35,7 @@ namespace {
 
 constexpr char kQuantizeExamples[] = R"(
 Examples:
-  GPTQ with 4 bits in groups of 128, which a text calibrates and another one measures:
+  GPTQ with 4 bits, which a text calibrates and another one measures:
     flotilla quantize --model SmolLM2 --out SmolLM2-4bit --calibration train.txt \
       --evaluation test.txt
   AWQ with a zero for each group of 64:
@@ -195,7 +195,7 @@ absl::Status CheckFlagsOfSpqr(const QuantizeFlags& flags) {
     return refuse(absl::StrCat("--bits ", flags.bits), "its layout has 3 bits");
   }
   if (flags.given.contains("--group-size") && flags.group_size != quantize::SpqrMatrix::kGroup) {
-    return refuse(absl::StrCat("--group-size ", flags.group_size), "its layout has groups of 16");
+    return refuse(absl::StrCat("--group-size ", *flags.group_size), "its layout has groups of 16");
   }
   if (flags.given.contains("--order") && flags.order != "natural") {
     return refuse(absl::StrCat("--order ", flags.order), "it rounds inputs in their order");
@@ -213,7 +213,7 @@ absl::StatusOr<quantize::Settings> SettingsOf(const QuantizeFlags& flags) {
                                                                         : Method::kRtn,
                               .bits = static_cast<int>(flags.bits),
                               .symmetric = !flags.zeros,
-                              .group = flags.group_size,
+                              .group = flags.group_size.value_or(128),
                               .damp = flags.damp,
                               .by_importance = flags.order == "importance",
                               .alpha = flags.alpha};
@@ -333,8 +333,9 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
       ->type_name("2|3|4|8")
       ->check(CLI::IsMember({2, 3, 4, 8}).description(""));
   app.add_option("--group-size", flags->group_size,
-                 "The number of weights of a row that share a scale; 0 means the whole row. "
-                 "[default 128; 0 for 8-bit activations]")
+                 "The number of weights of a row that share a scale, which divides all rows; 0 "
+                 "means the whole row. [default the largest of 128, 64 and 32 that divides them; 0 "
+                 "for 8-bit activations]")
       ->check(between(0, 1 << 20));
   app.add_flag(
       "--zeros", flags->zeros,
@@ -388,6 +389,7 @@ absl::Status RunQuantize(const QuantizeFlags& flags) {
   quantize::QuantizeJob job{.from = flags.model,
                             .to = flags.out,
                             .settings = *settings,
+                            .halve_group = !flags.group_size.has_value(),
                             .calibration = {},
                             .evaluations = {},
                             .resume = flags.resume,

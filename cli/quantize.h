@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ struct QuantizeFlags {
   std::string type;  // of a GGUF file; empty: a folder is made
   std::string method = "gptq";
   std::int64_t bits = 4;
-  std::int64_t group_size = 128;
+  std::optional<std::int64_t> group_size;  // else 128 or less
   bool zeros = false;
   std::string calibration;
   std::int64_t calibration_tokens = 32768;

@@ -158,6 +158,8 @@ class Quantizer {
         (wanted.contains(name) && tensor.rank == 2 ? quantized_ : kept_)[layer].push_back(name);
       }
     }
+    absl::Status status = SetGroup();
+    if (!status.ok()) return status;
     for (const model::Tensor& tensor : file_->tensors()) {
       if (!of_layer_.contains(std::string(tensor.name))) rest_.emplace_back(tensor.name);
       // Linear layers by the names that transformers gives them.
@@ -183,6 +185,21 @@ class Quantizer {
     if (error) return absl::UnavailableError(Cat("cannot create ", job_.to, ": ", error.message()));
     overlay_ = std::make_unique<model::OverlayCheckpoint>(file_, file_->format(), "quantize");
     return LayerQuantizer(*overlay_, spec_, job_.settings, ops_, parallel()).Check();
+  }
+
+  // Groups are whole: compressed-tensors does not read a shorter one at the end of a row.
+  absl::Status SetGroup() {
+    int64_t& group = job_.settings.group;
+    for (const auto& [layer, names] : quantized_) {
+      for (const std::string& name : names) {
+        const auto inputs = static_cast<int64_t>(file_->FindTensor(name)->dims[0]);
+        while (job_.halve_group && group > 32 && inputs % group != 0) group /= 2;
+        if (group == 0 || inputs % group == 0) continue;
+        return InvalidArgument("tensor ", name, ": its rows of ", inputs, " are no multiples of ",
+                               group, ", the size of a group");
+      }
+    }
+    return absl::OkStatus();
   }
 
   std::vector<std::string> NamesOf(const model::TensorRow& row, uint32_t layer) const {
@@ -485,7 +502,7 @@ class Quantizer {
   std::string PathOf(const std::string& name) const { return job_.to + "/" + name; }
   ParallelItems parallel() { return parallel_; }
 
-  const QuantizeJob& job_;
+  QuantizeJob job_;
   const std::shared_ptr<const model::Checkpoint> file_;
   const model::ModelSpec spec_;
   const uint32_t layers_;

@@ -21,6 +21,7 @@ struct QuantizeJob {
   std::string from;  // the folder; a model in float32, float16 or bfloat16
   std::string to;    // another folder, which is made
   Settings settings;
+  bool halve_group = false;  // until settings.group divides the rows of all matrices, or is 32
   std::vector<std::vector<TokenId>> calibration;  // texts; at least one if the method calibrates
   std::vector<Evaluation> evaluations;
   bool resume = false;  // goes on with layers that an earlier run of the same job has written
@@ -36,7 +37,8 @@ struct QuantizeReport {
 
 // `to` is a model when this returns: until then its config.json is missing, and each layer's file
 // is whole or not there. The result depends on the job and not on threads or the instruction path.
-// INVALID_ARGUMENT: the folder or the settings cannot be used, or `to` is the same folder;
+// INVALID_ARGUMENT: the folder or the settings cannot be used, rows are no multiples of the group,
+// which compressed-tensors does not read, or `to` is the same folder;
 // ALREADY_EXISTS: `to` has a model, or what another job has begun; UNIMPLEMENTED as
 // LayerQuantizer::Check; errors by errno.
 absl::StatusOr<QuantizeReport> QuantizeModel(const QuantizeJob& job,

@@ -57,6 +57,19 @@ TEST_F(QuantizeTest, MakesAFolder) {
   EXPECT_THAT(svg, HasSubstr("mlp.down_proj"));
 }
 
+// Its rows have 128 and 288 weights.
+TEST_F(QuantizeTest, GroupsDivideRows) {
+  flags_.method = "rtn";
+  flags_.group_size = 64;
+  EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("its rows of 288 are no multiples of 64"));
+  flags_.group_size.reset();
+  ::testing::internal::CaptureStdout();
+  const absl::Status status = RunQuantize(flags_);
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(said, HasSubstr("out: 14 matrices, 4.500 bits per weight"));
+}
+
 TEST_F(QuantizeTest, SaysWhatIsMissing) {
   flags_.calibration = "";
   EXPECT_THAT(RunQuantize(flags_).message(),

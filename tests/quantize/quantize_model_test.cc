@@ -193,6 +193,20 @@ TEST_F(QuantizeModelTest, W8A8GoesOnWhereItWasInterrupted) {
   EXPECT_EQ(Files(again.to), Files(job.to));
 }
 
+// compressed-tensors reads whole groups only.
+TEST_F(QuantizeModelTest, GroupsDivideRows) {
+  QuantizeJob job = Job("groups", {.method = Method::kRtn, .bits = 4, .group = 64});
+  EXPECT_THAT(std::string(Run(job).status().message()),
+              HasSubstr("model.layers.0.mlp.down_proj.weight: its rows of 160 are no multiples of "
+                        "64, the size of a group"));
+  EXPECT_FALSE(fs::exists(job.to));
+  job.settings.group = 128;
+  job.halve_group = true;
+  ASSERT_TRUE(Run(job).ok());
+  EXPECT_THAT(Files(job.to)["config.json"], HasSubstr("\"group_size\": 32"));
+  EXPECT_THAT(Files(job.to)["quantization.md"], HasSubstr("groups of 32"));
+}
+
 // It is called embed_out in the file, and lm_head in transformers.
 TEST_F(QuantizeModelTest, TheHeadStaysAsItIs) {
   QuantizeJob job = Job("head", {.method = Method::kRtn, .bits = 4, .group = 32});
