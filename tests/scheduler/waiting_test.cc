@@ -180,7 +180,9 @@ TEST(Waiting, NobodyWaitsForAPrefixThatOnlyTheHeadNeeds) {
 
 // The same where more wait for the prefix than a plan tries to start in vain.
 TEST(Waiting, ManyThatWaitForAPrefixHideNobody) {
-  CoreHarness harness({.max_step_tokens = 256, .max_chunk_tokens = 64}, WaitingGroup());
+  CoreHarness harness(
+      {.max_step_tokens = 256, .max_chunk_tokens = 64, .max_queued_tokens = 1 << 20},
+      WaitingGroup());
   TokenizedRequest first = CoreHarness::Request(1, 6000, 5), head = first;
   harness.core.Submit(0, first);
   harness.Plan();
@@ -190,6 +192,7 @@ TEST(Waiting, ManyThatWaitForAPrefixHideNobody) {
     head.prompt.push_back(t);
     harness.core.Submit(0, head);
   }
+  EXPECT_EQ(harness.core.Snapshot().load.waiting_requests, 100u);
   for (std::uint64_t id = 200; id < 240; ++id) harness.Submit(id, 20, 3);
   for (int plan = 0; plan < 6; ++plan) {
     ASSERT_EQ(harness.Plan(), StallReason::kNone);
