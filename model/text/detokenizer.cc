@@ -9,13 +9,8 @@
 namespace flotilla::model {
 
 std::string IncrementalDetokenizer::Push(TokenId id) {
+  if (skip_special_ && tokenizer_->IsSpecial(id)) return Flush();
   std::string out;
-  if (tokenizer_->IsSpecial(id)) {
-    out = Flush();
-    if (skip_special_) return out;
-    is_first_ = begins_text_ = false;
-    return out += tokenizer_->TokenBytes(id);
-  }
   std::string_view own = std::exchange(is_first_, false) ? tokenizer_->FirstTokenBytes(id)
                                                          : tokenizer_->TokenBytes(id);
   if (!own.empty() && std::exchange(begins_text_, false) && own[0] == ' ' &&

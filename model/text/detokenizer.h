@@ -15,9 +15,10 @@ class Tokenizer;
 
 class IncrementalDetokenizer {
  public:
-  // `tokenizer` must outlive this object. With `skip_special`, control tokens give no text. In both
-  // cases they end a character that was still incomplete. `begins_text`: the tokens are a text by
-  // themselves and not the end of one, so that what Tokenizer::strips_first_space says counts.
+  // `tokenizer` must outlive this object. With `skip_special`, control tokens and the unknown token
+  // give no text, else their names. In both cases they end a character that was still incomplete,
+  // but for names of bytes, which give the byte. `begins_text`: the tokens are a text by themselves
+  // and not the end of one, so that what Tokenizer::strips_first_space says counts.
   explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true,
                                   bool begins_text = false)
       : tokenizer_(tokenizer),

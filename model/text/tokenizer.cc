@@ -120,15 +120,17 @@ absl::StatusOr<std::vector<std::string>> Tokenizer::ReadTexts(const TokenizerBun
   const TokenText& decoder = pipeline_->token_text();
   size_t total = 0;
   for (size_t i = 0; i < bundle.tokens.size(); ++i) {
-    const bool special = bundle.kinds[i] == Kind::kControl || bundle.kinds[i] == Kind::kUnknown;
-    const auto form = normal.find(static_cast<TokenId>(i));
+    const auto id = static_cast<TokenId>(i);
+    const bool control = bundle.kinds[i] == Kind::kControl || bundle.kinds[i] == Kind::kUnknown;
+    const bool special = control && !RuleOf(id).byte;
+    const auto form = normal.find(id);
     const std::string& token = form == normal.end() ? bundle.tokens[i] : form->second;
     texts.push_back(special ? bundle.tokens[i] : decoder.Of(token, /*first=*/false));
     total += texts.back().size();
     if (decoder.first_differs() && !special) {
       std::string first = decoder.Of(token, /*first=*/true);
       total += first.size();
-      if (first != texts.back()) first_bytes_.emplace(static_cast<TokenId>(i), std::move(first));
+      if (first != texts.back()) first_bytes_.emplace(id, std::move(first));
     }
     if (total > most) return InvalidArgument("tokenizer: the decoder makes the tokens too large");
   }

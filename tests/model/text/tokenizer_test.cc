@@ -271,7 +271,7 @@ TEST(Tokenizer, EveryPretokenizerSplitsAsPublished) {
 }
 
 TEST(Tokenizer, OtherKindsAreRefusedByName) {
-  for (const char* kind : {"gemma4", "rwkv", "plamo2", ""}) {
+  for (const char* kind : {"rwkv", "plamo2", ""}) {
     TokenizerBundle bundle;
     bundle.kind = kind;
     const absl::Status status = Tokenizer::Create(bundle).status();
@@ -382,7 +382,29 @@ TEST(Detokenizer, SpecialTokensEndACharacter) {
   EXPECT_EQ(quiet.Push(100000), "");
   EXPECT_EQ(quiet.Flush(), "");
   IncrementalDetokenizer loud(&*tokenizer, /*skip_special=*/false);
-  EXPECT_EQ(loud.Push(testing::kTinyImEnd), "<|im_end|>");
+  EXPECT_EQ(loud.Push(half), "");
+  EXPECT_EQ(loud.Push(testing::kTinyImEnd), "\ufffd<|im_end|>");
+}
+
+// Control tokens may stand for bytes, and a file may call one what is no text.
+TEST(Detokenizer, TheBytesOfSpecialTokensAreWholeCharacters) {
+  auto bundle = testing::SentencePieces();
+  const auto add = [&](std::string_view name, bool byte) {
+    const auto id = static_cast<TokenId>(bundle.tokens.size());
+    bundle.tokens.emplace_back(name);
+    bundle.kinds.push_back(TokenKind::kControl);
+    bundle.scores.push_back(0);
+    bundle.added_rules.push_back({.id = id, .byte = byte});
+    return id;
+  };
+  const TokenId half = add("<0xC3>", true), other_half = add("<0xA9>", true),
+                no_text = add("\xff", false);
+  const auto tokenizer = Tokenizer::Create(bundle);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  IncrementalDetokenizer loud(&*tokenizer, /*skip_special=*/false);
+  EXPECT_EQ(loud.Push(half), "");
+  EXPECT_EQ(loud.Push(other_half), "\u00e9");
+  EXPECT_EQ(loud.Push(no_text), "\ufffd");
 }
 
 TEST(Tokenizer, CharactersMergeByTheScoreOfTheResult) {

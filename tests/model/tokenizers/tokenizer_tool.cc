@@ -4,7 +4,8 @@
 //   {"text": ..., "special": false, "around": false}
 //                                    the ids of the text; special: control tokens count in it;
 //                                    around: with those that go in front of and behind a text
-//   {"ids": [...]}                   {"text": the whole, "streamed": the same as it comes}
+//   {"ids": [...], "special": false} {"text": the whole, "streamed": the same as it comes};
+//                                    special: with the names of control tokens
 //   {"time": ...}                    {"seconds": CPU time of the text, "tokens": how many}
 #include <malloc.h>
 
@@ -71,10 +72,12 @@ nlohmann::json Answer(const Tokenizer& tokenizer, const nlohmann::json& question
     return *ids;
   }
   const auto ids = question["ids"].get<std::vector<TokenId>>();
-  IncrementalDetokenizer detokenizer(&tokenizer, true, /*begins_text=*/true);
+  const bool skip_special = !question.value("special", false);
+  IncrementalDetokenizer detokenizer(&tokenizer, skip_special, /*begins_text=*/true);
   std::string streamed;
   for (const TokenId id : ids) streamed += detokenizer.Push(id);
-  return {{"text", tokenizer.Decode(ids)}, {"streamed", streamed + detokenizer.Flush()}};
+  return {{"text", tokenizer.Decode(ids, skip_special)},
+          {"streamed", streamed + detokenizer.Flush()}};
 }
 
 int Run(const std::string& path) {
