@@ -104,6 +104,7 @@ class TokenizerReader {
     bundle.sampling = ReadSampling();
     bundle.add_bos = Flag("tokenizer.ggml.add_bos_token");
     bundle.add_eos = Flag("tokenizer.ggml.add_eos_token");
+    if (bundle.kind == "gemma4") ReadCharacterRules(bundle);
     if (bundle.kind == "llama") {
       const bool prefix = Flag("tokenizer.ggml.add_space_prefix").value_or(true);
       bundle.space_prefix = prefix ? SpacePrefix::kParts : SpacePrefix::kNone;
@@ -192,6 +193,15 @@ class TokenizerReader {
       sampling.push_back({.name = name, .value = value});
     }
     return sampling;
+  }
+
+  // Gemma 4 has rules, as a tokenizer.json has them, where "llama" has scores.
+  void ReadCharacterRules(TokenizerBundle& bundle) {
+    if (bundle.merges.empty()) {
+      return Fail(InvalidArgument("tokenizer.ggml.merges: the tokenizer model '", bundle.kind,
+                                  "' has no rules"));
+    }
+    bundle.kind = "llama";
   }
 
   // The file has a mark in front of tokens that begin a word, and nothing in front of the others.

@@ -11,8 +11,8 @@ import pytest
 
 from comparison import LONG, ask
 
-NAMES = ["bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe",
-         "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"]
+NAMES = ["bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2",
+         "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"]
 
 pytestmark = pytest.mark.skipif(not LONG, reason="fetches 37 MB")
 
@@ -34,3 +34,8 @@ def test_ids_are_those_of_llama_cpp(name, vocabularies):
     assert len(texts) > 40
     for text, ids, wanted in zip(texts, ask(path, [{"text": text} for text in texts]), expected):
         assert ids == wanted, repr(text)
+
+
+def test_each_vocabulary_with_ids_is_compared(vocabularies):
+    assert NAMES == sorted(path.name[len("ggml-vocab-"):-len(".gguf.out")]
+                           for path in vocabularies.glob("*.out"))

@@ -17,7 +17,7 @@ from comparison import MARK, TOOL, ask, texts_of
 from parts_test import word_piece
 from sentencepiece_test import train
 from tokenizers_test import BLOOM, CASED, CONTRACTION, DEEPSEEK, LLAMA3, bytes_of_pieces, gpt2, sequence
-from tokenizers_test import split
+from tokenizers_test import characters, split
 from unicode_test import byte_level_model
 from unicode_test import texts_of as unicode_texts_of
 
@@ -148,6 +148,45 @@ def test_unigram(tmp_path):
     assert ask(tmp_path / "t5.gguf", [{"text": text} for text in texts]) == expected
     around = ask(tmp_path / "t5.gguf", [{"text": texts[0], "around": True}])[0]
     assert around == [*expected[0], reference.eos_id()]
+
+
+def write_character_rules(path, reference, **changes):
+    """As Gemma 4 has it: rules, tokens of bytes, scores without a meaning."""
+    model = json.loads(reference.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    entries = {
+        "general.architecture": (STRING, "gemma4"),
+        "tokenizer.ggml.model": (STRING, "gemma4"),
+        "tokenizer.ggml.tokens": ((STRING,), tokens),
+        "tokenizer.ggml.token_type": ((INT32,), [2 if token == "<unk>" else 6 if token.startswith("<0x")
+                                                 else 1 for token in tokens]),
+        "tokenizer.ggml.scores": ((FLOAT,), [-1000.0] * len(tokens)),
+        "tokenizer.ggml.merges": ((STRING,), [" ".join(merge) for merge in model["merges"]]),
+        "tokenizer.ggml.unknown_token_id": (UINT32, model["vocab"]["<unk>"]),
+        "tokenizer.ggml.add_space_prefix": (BOOL, False),
+    }
+    write_gguf(path, entries | changes)
+
+
+def test_rules_of_characters(tmp_path):
+    reference = characters("gemma")
+    write_character_rules(tmp_path / "gemma4.gguf", reference)
+    texts = list(texts_of(random.Random("gemma4")))
+    expected = [reference.encode(text).ids for text in texts]
+    assert ask(tmp_path / "gemma4.gguf", [{"text": text} for text in texts]) == expected
+    decoded = ask(tmp_path / "gemma4.gguf", [{"ids": ids} for ids in expected])
+    for ids, got in zip(expected, decoded):
+        wanted = reference.decode(ids)
+        assert got == {"text": wanted, "streamed": wanted}, ids
+
+
+def test_rules_of_characters_must_be_there(tmp_path):
+    write_character_rules(tmp_path / "gemma4.gguf", characters("gemma"),
+                          **{"tokenizer.ggml.merges": ((STRING,), [])})
+    run = subprocess.run([TOOL, tmp_path / "gemma4.gguf"], input="", capture_output=True, text=True,
+                         check=False)
+    assert run.returncode == 1
+    assert "tokenizer.ggml.merges: the tokenizer model 'gemma4' has no rules" in run.stderr
 
 
 def write_byte_level(path, name, model):
