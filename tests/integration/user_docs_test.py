@@ -2,13 +2,16 @@
 written, and the limits that they list are those of the program."""
 
 import json
+import pathlib
 import re
 import socket
 import subprocess
+import time
 
+import httpx
 import pytest
 
-from flotilla_server import ROOT, Program, binary, model_path
+from flotilla_server import ROOT, SANITIZED, Program, binary, model_path
 from security_files import new_secret
 
 README = (ROOT / "README.md").read_text()
@@ -66,10 +69,28 @@ def test_the_python_example_works_as_it_stands(plain):
     assert "Paris" in "".join(said)
 
 
+@pytest.mark.skipif(SANITIZED, reason="measures time")
+def test_a_server_is_ready_within_two_seconds(tmp_path):
+    """Of the default model, whose file is in the page cache. Other programs may take the time of a start,
+    so that one of three counts."""
+    for page in README, (ROOT / "scripts" / "serve").read_text():
+        assert re.search(r"second\s+start is ready (with)?in (under )?two\s+seconds", page)
+    pathlib.Path(model_path()).read_bytes()
+    took = []
+    while len(took) < 3 and min(took, default=2) >= 2:
+        started = time.monotonic()
+        one = Program(tmp_path, "serve", "--model", model_path(), "--http-port", "0", "--grpc-port", "0")
+        answer = httpx.get(f"http://127.0.0.1:{one.ports['http']}/ready", timeout=60)
+        took.append(time.monotonic() - started)
+        one.stop()
+        assert answer.status_code == 200, answer.text
+    print(f"ready after {min(took):.2f} s")
+    assert min(took) < 2, took
+
+
 def test_models_are_called_by_one_rule(plain):
     """A model's name is its file's name, as README says, whatever starts the server. Nothing
     gives the default model another name."""
-    import httpx
     base = f"http://127.0.0.1:{plain.ports['http']}"
     name = MODEL_FILE.removesuffix(".gguf")
     assert [one["id"] for one in httpx.get(f"{base}/v1/models").json()["data"]] == [name]
