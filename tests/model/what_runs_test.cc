@@ -93,6 +93,36 @@ TEST(WhatRunsTest, Architectures) {
   EXPECT_EQ(proved, TestedModels());
 }
 
+// Each model of tests/data/tiny has a second one in tests/data/made, with the widths that the page
+// states.
+TEST(WhatRunsTest, SecondModelsHaveTheWidthsThatArePromised) {
+  const std::vector<std::vector<std::string>> keys = {
+      {"num_attention_heads", "n_head"},
+      {"hidden_size", "n_embd"},
+      {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"},
+      {"num_hidden_layers", "n_layer"}};
+  std::size_t models = 0;
+  for (const auto& folder : std::filesystem::directory_iterator("tests/data/tiny")) {
+    if (!folder.is_directory()) continue;
+    const std::string name = folder.path().filename();
+    const auto config = nlohmann::json::parse(TextOf("tests/data/made/" + name + "/config.json"));
+    std::vector<int> widths;
+    for (const auto& names : keys) {
+      for (const std::string& key : names) {
+        if (config.contains(key)) widths.push_back(config[key].get<int>());
+      }
+    }
+    // BLOOM's FFN has no width in its configuration.
+    const bool bloom = name == "bloom_alibi";
+    EXPECT_EQ(widths, bloom ? std::vector({6, 96, 4}) : std::vector({6, 96, 224, 4})) << name;
+    const auto greedy =
+        nlohmann::json::parse(TextOf("tests/data/made/" + name + "/case.json"))["greedy"];
+    EXPECT_EQ(greedy.size(), 32) << name;
+    ++models;
+  }
+  EXPECT_EQ(models, 32);
+}
+
 // The example of docs/models.md is what the file has.
 TEST(WhatRunsTest, HowToAddAnArchitecture) {
   const std::string page = TextOf("docs/models.md");

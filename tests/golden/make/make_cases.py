@@ -8,7 +8,8 @@ what logits such a model has in fp32, and which 32 tokens follow its first 16 gr
 tried until the best token of each step is at least 1e-3 better than the second.
 
 Each case varies one of tests/data/tiny: 6 heads, 3 KV heads, hidden 96, FFN 224, 4 layers. Families
-with one KV head, or with as many as heads, keep that.
+with one KV head, or with as many as heads, keep that. BLOOM's FFN has 384 columns, because its class has
+no width but four times the hidden size.
 
     python3 -m venv v && v/bin/pip install -r requirements.txt
     v/bin/python make_cases.py            # all cases
