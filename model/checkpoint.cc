@@ -11,7 +11,11 @@ namespace flotilla::model {
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const std::string& path) {
   std::error_code error;
-  return std::filesystem::is_directory(path, error) ? OpenHuggingFace(path) : OpenGguf(path);
+  if (std::filesystem::is_directory(path, error)) return OpenHuggingFace(path);
+  if (path.ends_with(".safetensors")) {
+    return InvalidArgument(path, " is one file of a Hugging Face folder; give the folder's path");
+  }
+  return OpenGguf(path);
 }
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> ParseCheckpoint(

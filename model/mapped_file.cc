@@ -6,10 +6,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string_view>
 
 #include "common/types/text.h"
 
 namespace flotilla::model {
+namespace {
+
+// A clone without Git LFS has text files that begin so in place of the large ones.
+constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/";
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
   // O_NONBLOCK: to open a FIFO waits for nobody.
@@ -25,7 +32,13 @@ absl::StatusOr<std::unique_ptr<const MappedFile>> MappedFile::Open(const std::st
   const int map_errno = errno;
   close(fd);
   if (address == MAP_FAILED) return absl::ErrnoToStatus(map_errno, Cat("cannot map ", path));
-  return std::unique_ptr<const MappedFile>(new MappedFile(address, size));
+  std::unique_ptr<const MappedFile> file(new MappedFile(address, size));
+  if (std::string_view(static_cast<const char*>(address), size).starts_with(kLfsPointer)) {
+    return InvalidArgument(path,
+                           " is a pointer of Git LFS and not the file itself, which `git lfs "
+                           "pull` fetches");
+  }
+  return file;
 }
 
 MappedFile::~MappedFile() { munmap(address_, size_); }

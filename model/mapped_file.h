@@ -15,7 +15,7 @@ namespace flotilla::model {
 class MappedFile {
  public:
   // NOT_FOUND or another errno code if the file cannot be opened; INVALID_ARGUMENT if it is no
-  // regular file, or empty.
+  // regular file, empty, or a pointer of Git LFS.
   static absl::StatusOr<std::unique_ptr<const MappedFile>> Open(const std::string& path);
 
   ~MappedFile();

@@ -349,7 +349,11 @@ class HfCheckpoint final : public Checkpoint {
       Hash(*model);
       files.sentencepiece = *std::move(model);
     } else {
-      tokenizer_status_ = InvalidArgument(kTokenizer, " is missing");
+      tokenizer_status_ =
+          InvalidArgument(kTokenizer, " and ", kModel,
+                          " are missing; save_pretrained of the tokenizer in Hugging Face's "
+                          "transformers writes ",
+                          kTokenizer);
       return absl::OkStatus();
     }
     files.rows = configuration_.Uint("vocab_size").value_or(0);
@@ -444,6 +448,11 @@ absl::Status AddQuantizeConfig(const Folder& folder, std::string& text, Json& co
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenHuggingFace(const std::string& path) {
   const Folder folder(path);
+  if (!folder.Has("config.json")) {
+    return absl::NotFoundError(Cat(path,
+                                   " has no config.json, so that it is no Hugging Face folder; "
+                                   "of a GGUF file, give the path of the file"));
+  }
   auto text = folder.Read("config.json", kConfigBounds.bytes);
   if (!text.ok()) return text.status();
   auto config = ParseJsonObject(*text, folder.PathOf("config.json"), kConfigBounds);

@@ -409,6 +409,32 @@ TEST_F(HfCheckpointTest, AFifoIsNoFile) {
   EXPECT_THAT(Error(), HasSubstr("is not a file with content"));
 }
 
+// What a clone without Git LFS has in place of large files.
+TEST_F(HfCheckpointTest, PointersOfGitLfsAreNamed) {
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 988097824\n";
+  for (const char* name : {"tokenizer.json", "model-00001-of-00002.safetensors"}) {
+    testing::WriteFile(PathOf(name), pointer);
+    EXPECT_EQ(Error(), PathOf(name) +
+                           " is a pointer of Git LFS and not the file itself, which `git "
+                           "lfs pull` fetches");
+  }
+  const std::string gguf = scratch_.path() + "/m.gguf";
+  testing::WriteFile(gguf, pointer);
+  EXPECT_THAT(std::string(OpenCheckpoint(gguf).status().message()),
+              HasSubstr("pointer of Git LFS"));
+}
+
+TEST_F(HfCheckpointTest, OtherPathsThanTheFoldersAreNamed) {
+  const std::string file = PathOf("model-00001-of-00002.safetensors");
+  EXPECT_EQ(OpenCheckpoint(file).status().message(),
+            file + " is one file of a Hugging Face folder; give the folder's path");
+  std::filesystem::remove(PathOf("config.json"));
+  EXPECT_EQ(Error(), folder_ +
+                         " has no config.json, so that it is no Hugging Face folder; of a GGUF "
+                         "file, give the path of the file");
+}
+
 TEST_F(HfCheckpointTest, LinksStayInTheFolderOrInTheHubsCache) {
   namespace fs = std::filesystem;
   const std::string one = "model-00001-of-00002.safetensors";
@@ -468,7 +494,8 @@ TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
   std::filesystem::remove(PathOf("tokenizer.json"));
   const auto file = OpenCheckpoint(folder_);
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_THAT(std::string((*file)->ReadTokenizer().status().message()), HasSubstr("is missing"));
+  EXPECT_THAT(std::string((*file)->ReadTokenizer().status().message()),
+              HasSubstr("tokenizer.json and tokenizer.model are missing; save_pretrained"));
 }
 
 // How Llama 3 and Qwen 2 split, as their tokenizer.json says it, and ids that no token has.
