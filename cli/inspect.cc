@@ -113,7 +113,7 @@ std::string TextSummary(const model::Checkpoint& file) {
       bundle.ok() ? model::Tokenizer::Create(*bundle).status() : bundle.status();
   if (!status.ok()) return absl::StrCat("cannot be served: tokenizer: ", Shown(status));
   const std::string tokenizer =
-      absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, bundle->tokens.size());
+      absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, file.token_count());
   std::string more;
   for (const NamedTemplate& named : bundle->more_templates) {
     if (named.name == "tool_use") continue;
@@ -268,9 +268,13 @@ void PrintCheckpoint(const model::Checkpoint& file, const AvailableMemory& memor
 
   const auto roles = spec.ok() ? Roles(*spec) : std::map<std::string, std::string_view>();
   out << "\ntensors\n";
+  std::size_t width = 41;
   for (const model::Tensor& tensor : file.tensors()) {
-    out << "  " << std::left << std::setw(42) << Escaped(tensor.name) << std::setw(8)
-        << model::TypeName(tensor) << ' ' << std::setw(17) << Shape(tensor)
+    width = std::max(width, std::min(Escaped(tensor.name).size(), std::size_t{80}));
+  }
+  for (const model::Tensor& tensor : file.tensors()) {
+    out << "  " << std::left << std::setw(static_cast<int>(width)) << Escaped(tensor.name) << ' '
+        << std::setw(8) << model::TypeName(tensor) << ' ' << std::setw(17) << Shape(tensor)
         << absl::StrFormat("%9.2f MB", tensor.bytes() / 1e6);
     const auto role = roles.find(std::string(tensor.name));
     if (role != roles.end()) out << "  " << role->second;

@@ -65,6 +65,25 @@ TEST(InspectTest, SaysWhatTheModelIs) {
   EXPECT_THAT(text, ::testing::ContainsRegex("blk.1.attn_output.weight .* MB  attention output"));
 }
 
+// The types stand in one column behind the longest name.
+TEST(InspectTest, LongNamesKeepTheirColumn) {
+  testing::GgufBuilder builder;
+  const std::string name(50, 'n');
+  const auto data = testing::EncodeTensor(model::GgmlType::kF32, std::vector<float>(64));
+  builder.AddTensor("w", {32, 2}, model::GgmlType::kF32, data);
+  builder.AddTensor(name, {32, 2}, model::GgmlType::kF32, data);
+  const std::string text = Printed(builder.Build());
+  EXPECT_THAT(text, HasSubstr("\n  " + name + " F32 "));
+  EXPECT_THAT(text, HasSubstr("\n  w" + std::string(50, ' ') + "F32 "));
+}
+
+// Rows beyond the tokens are no tokens.
+TEST(InspectTest, CountsTokensAlike) {
+  const std::string text = Printed(testing::TinyGguf({.padding = 20}));
+  EXPECT_THAT(text, HasSubstr(", 300 tokens of 320 rows, "));
+  EXPECT_THAT(text, HasSubstr("tokenizer: gpt2, 300 tokens"));
+}
+
 TEST(InspectTest, SaysWhatALatentModelIs) {
   const auto file = model::OpenCheckpoint("tests/data/tiny/deepseek_v3_mla");
   ASSERT_TRUE(file.ok()) << file.status();
