@@ -1,6 +1,6 @@
 // Tests the predicted wait of a request against its real wait, in virtual time and under overload:
 // with answers of a skewed length that end long before max_tokens, with known lengths, with little
-// memory, with long prompts, under every policy and fair share.
+// memory, with long prompts, with deadlines, under every policy and fair share.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +19,8 @@ namespace {
 constexpr TokenId kStopToken = 999;
 constexpr std::uint32_t kMaxOutputs = 4000;
 constexpr std::int64_t kMostWaitNs = 4'000'000'000;
+// A fraction of a shorter wait says little, so it is judged by the milliseconds that it is off.
+constexpr double kShortNs = 200e6;
 
 struct Load {
   const char* name = "";
@@ -28,10 +30,13 @@ struct Load {
   double outputs = 100;        // the same
   double sigma = 1;            // of the logarithm of the outputs
   bool known = false;          // max_tokens is the length of the answer
+  bool deadlines = false;      // of 2 to 12 seconds
   std::uint32_t blocks = 8000;
   // The arrivals of tenants, and of classes of priority, the highest first.
   std::vector<std::uint32_t> tenants = {1}, classes = {1};
   std::uint32_t measured_class = 0;
+  // The most that predictions are off, in the median and at p90.
+  double median_error = 0.25, p90_factor = 2;
 
   bool fair() const { return tenants.size() > 1; }
 };
@@ -84,6 +89,10 @@ class Server {
       request.stop.stop_tokens = {kStopToken};
     }
     request.tenant = std::to_string(Draw(load_.tenants));
+    if (load_.deadlines) {
+      request.deadline_ns =
+          harness.now_ns + std::int64_t{1'000'000} * random_.Between(2'000, 12'000);
+    }
     const std::uint32_t of_class = Draw(load_.classes);
     request.priority = -static_cast<std::int32_t>(of_class);
     sent[id_] = {.at = harness.now_ns,
@@ -140,7 +149,8 @@ class Server {
 };
 
 // The requests per second that are served while enough wait.
-double Capacity(const Load& load) {
+double Capacity(Load load) {
+  load.deadlines = false;
   Server server(load, 0);
   for (int i = 0; i < 900; ++i) server.Submit();
   while (server.ended < 200) server.Step();
@@ -150,12 +160,37 @@ double Capacity(const Load& load) {
   return (server.ended - before) * 1e9 / static_cast<double>(server.harness.now_ns - begin);
 }
 
+// How far predicted waits are off.
 struct Errors {
-  std::size_t waits = 0;
-  double median = 0, bias = 0, p90_factor = 0;
+  std::vector<double> errors, factors;  // relative to the real waits
+  std::size_t too_long = 0;             // predicted more than 1.25 times as long
+
+  void Add(double predicted, double real) {
+    errors.push_back(std::abs(predicted - real) / real);
+    factors.push_back(std::max(predicted / real, real / predicted));
+    too_long += predicted > 1.25 * real;
+  }
 };
 
-Errors ErrorsOf(const Load& load) {
+struct Waits {
+  Errors all;  // those below kShortNs count as kShortNs
+  Errors long_waits;
+  std::vector<double> short_ms;  // what shorter ones are off
+};
+
+double Quantile(std::vector<double> all, std::size_t percent) {
+  if (all.empty()) return 0;
+  std::sort(all.begin(), all.end());
+  return all[all.size() * percent / 100];
+}
+
+void Print(const char* what, const Errors& of) {
+  std::printf("  %5zu %s: error %3.0f %% in the median, p90 of the factor %.2f, %zu too long\n",
+              of.errors.size(), what, 100 * Quantile(of.errors, 50), Quantile(of.factors, 90),
+              of.too_long);
+}
+
+Waits WaitsOf(const Load& load) {
   const double capacity = Capacity(load);
   Server server(load, kMostWaitNs);
   std::int64_t next_ns = 0;
@@ -170,30 +205,25 @@ Errors ErrorsOf(const Load& load) {
   }
   while (server.Step()) {
   }
-  std::vector<double> errors, factors, ratios;
+  Waits waits;
   for (const auto& [id, start] : server.started) {
     const Server::Sent& one = server.sent[id];
+    if (!one.learned || one.of_class != load.measured_class) continue;
     const auto real = static_cast<double>(start - one.at);
-    if (!one.learned || one.of_class != load.measured_class || real < 200e6) continue;
-    const double predicted = std::max(static_cast<double>(one.predicted), 1e6);
-    errors.push_back(std::abs(predicted - real) / real);
-    factors.push_back(std::max(predicted / real, real / predicted));
-    ratios.push_back(predicted / real);
+    const auto predicted = static_cast<double>(one.predicted);
+    waits.all.Add(std::max(predicted, kShortNs), std::max(real, kShortNs));
+    if (real < kShortNs) {
+      waits.short_ms.push_back(std::abs(predicted - real) * 1e-6);
+    } else {
+      waits.long_waits.Add(std::max(predicted, 1e6), real);
+    }
   }
-  if (errors.empty()) return {};
-  const auto quantile = [](std::vector<double>& all, std::size_t percent) {
-    std::sort(all.begin(), all.end());
-    return all[all.size() * percent / 100];
-  };
-  const Errors result{.waits = errors.size(),
-                      .median = quantile(errors, 50),
-                      .bias = quantile(ratios, 50),
-                      .p90_factor = quantile(factors, 90)};
-  std::printf(
-      "%-36s %5.1f/s served; %5zu waits: error %3.0f %% in the median, predicted / real %.2f, "
-      "p90 of the factor %.2f\n",
-      load.name, capacity, result.waits, 100 * result.median, result.bias, result.p90_factor);
-  return result;
+  std::printf("%s, %.1f/s served:\n", load.name, capacity);
+  Print("waits", waits.all);
+  Print("of 200 ms and more", waits.long_waits);
+  std::printf("  %5zu shorter ones: off by %.0f ms in the median, %.0f at p90\n",
+              waits.short_ms.size(), Quantile(waits.short_ms, 50), Quantile(waits.short_ms, 90));
+  return waits;
 }
 
 class WaitForecast : public ::testing::TestWithParam<Load> {};
@@ -216,10 +246,69 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(WaitForecast, IsWithinAQuarterInTheMedianAndTwiceAtP90) {
-  const Errors errors = ErrorsOf(GetParam());
-  EXPECT_GT(errors.waits, 300u);
-  EXPECT_LE(errors.median, 0.25);
-  EXPECT_LE(errors.p90_factor, 2);
+  const Waits waits = WaitsOf(GetParam());
+  for (const Errors* of : {&waits.all, &waits.long_waits}) {
+    EXPECT_GT(of->errors.size(), 300u);
+    EXPECT_LE(Quantile(of->errors, 50), 0.25);
+    EXPECT_LE(Quantile(of->factors, 90), 2);
+  }
+}
+
+// Near the capacity most waits are short.
+class ShortWaitForecast : public ::testing::TestWithParam<Load> {};
+
+INSTANTIATE_TEST_SUITE_P(, ShortWaitForecast,
+                         ::testing::Values(Load{.name = "below_the_capacity", .overload = 0.9},
+                                           Load{.name = "at_the_capacity", .overload = 1}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(ShortWaitForecast, IsOffByMilliseconds) {
+  const Waits waits = WaitsOf(GetParam());
+  EXPECT_GT(waits.short_ms.size(), 300u);
+  EXPECT_LE(Quantile(waits.short_ms, 50), 5);
+  EXPECT_LE(Quantile(waits.short_ms, 90), 100);
+  EXPECT_LE(Quantile(waits.all.errors, 50), 0.25);
+  EXPECT_LE(Quantile(waits.all.factors, 90), 2);
+}
+
+// Requests to come go first, and nothing is known of them: the prediction is a lower bound.
+class LeastWaitForecast : public ::testing::TestWithParam<Load> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    , LeastWaitForecast,
+    ::testing::Values(
+        Load{.name = "edf", .policy = "edf", .overload = 1.2, .deadlines = true, .p90_factor = 4},
+        Load{.name = "edf_at_twice", .policy = "edf", .deadlines = true, .p90_factor = 4},
+        Load{.name = "edf_known_lengths",
+             .policy = "edf",
+             .known = true,
+             .deadlines = true,
+             .p90_factor = 4},
+        Load{.name = "srpt", .policy = "srpt", .overload = 1.2, .p90_factor = 20},
+        Load{.name = "srpt_at_twice", .policy = "srpt", .median_error = 0.5, .p90_factor = 20},
+        Load{.name = "priority_of_the_lowest",
+             .policy = "priority",
+             .overload = 1.2,
+             .classes = {3, 1},
+             .measured_class = 1,
+             .median_error = 0.9,
+             .p90_factor = 12}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(LeastWaitForecast, IsHardlyEverTooLong) {
+  const Waits waits = WaitsOf(GetParam());
+  EXPECT_GT(waits.all.errors.size(), 300u);
+  EXPECT_LE(10 * waits.all.too_long, waits.all.errors.size());
+  EXPECT_LE(Quantile(waits.all.errors, 50), GetParam().median_error);
+  EXPECT_LE(Quantile(waits.all.factors, 90), GetParam().p90_factor);
+}
+
+// Requests that wait and will miss their deadlines count, but are gone before it is their turn.
+TEST(WaitForecastWithDeadlines, IsTooLongByHalfAtMostInTheMedian) {
+  const Waits waits = WaitsOf({.name = "fcfs_with_deadlines", .deadlines = true});
+  EXPECT_GT(waits.all.errors.size(), 300u);
+  EXPECT_LE(Quantile(waits.all.errors, 50), 0.5);
+  EXPECT_LE(Quantile(waits.all.factors, 90), 2);
 }
 
 }  // namespace
