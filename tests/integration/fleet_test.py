@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import tempfile
@@ -15,7 +16,7 @@ import time
 import httpx
 import pytest
 
-from flotilla_server import MODEL, Fleet, Program, model_path, wait_until
+from flotilla_server import LONG, MODEL, Fleet, Program, model_path, wait_until
 
 PROMPTS = ["Once upon a time", "The capital of France is", "In the beginning",
            "def fibonacci(n):", "My favourite colour is", "The sea was calm and"]
@@ -151,26 +152,33 @@ def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, 
     check_that_the_group_is_started_again(fleet, undisturbed, number)
 
 
+def lose_group(worker, member, number):
+    """Sends a signal to a member of the group, and waits until the next group is ready."""
+    def restarts():
+        return worker.metric("flotilla_worker_restarts_total")
+
+    (rank,), mpirun = worker.members()
+    before = restarts()
+    start = time.monotonic()
+    os.kill(member, number)
+    wait_until(lambda: restarts() == before + 1, "the loss is noticed", seconds=2)
+    noticed = time.monotonic()
+    wait_until(lambda: worker.members()[0] != [rank], "the group is ready again", seconds=5)
+    print(f"{'rank' if member == rank else 'mpirun'}, {number.name}: "
+          f"noticed after {noticed - start:.2f} s, ready {time.monotonic() - noticed:.2f} s later")
+    for pid in (rank, mpirun):
+        assert not os.path.exists(f"/proc/{pid}"), "a member was left behind"
+
+
 def check_that_the_group_is_started_again(fleet, undisturbed, number):
     """The test kills first the rank, then the mpirun of the next group; the agent starts both
     again."""
     worker = fleet.group
 
-    def restarts():
-        return worker.metric("flotilla_worker_restarts_total")
-
     def go():
-        for count, member in enumerate(("rank", "mpirun"), 1):
+        for member in ("rank", "mpirun"):
             (rank,), mpirun = worker.members()
-            start = time.monotonic()
-            os.kill(rank if member == "rank" else mpirun, number)
-            wait_until(lambda: restarts() == count, "the loss is noticed", seconds=2)
-            noticed = time.monotonic()
-            wait_until(lambda: worker.members()[0] != [rank], "the group is ready again", seconds=5)
-            print(f"{member}, {number.name}: noticed after {noticed - start:.2f} s, "
-                  f"ready {time.monotonic() - noticed:.2f} s later")
-            for pid in (rank, mpirun):
-                assert not os.path.exists(f"/proc/{pid}"), "a member was left behind"
+            lose_group(worker, rank if member == "rank" else mpirun, number)
 
     assert serve_all(fleet.url, go) == undisturbed
     assert fleet.scheduler.metric("flotilla_worker_groups_lost_total") == 2
@@ -180,6 +188,38 @@ def check_that_the_group_is_started_again(fleet, undisturbed, number):
         assert quarantined(fleet.scheduler) == 0, "a request is blamed for a signal from outside"
     assert worker.metric("flotilla_worker_up", rank="0") == 1
     assert worker.metric("flotilla_worker_heartbeat_age_seconds", rank="0") < 1
+
+
+def test_a_prompt_is_served_however_often_its_group_is_stopped(fleet):
+    """mpirun is stopped three times, each time at about the same rows of the only request. A
+    request that kills its worker looks like that, but here nobody is blamed. The prompt has 5
+    steps, and 28 with FLOTILLA_LONG=1."""
+    tokens, steps_before_stop = (7000, 20) if LONG else (1200, 2)
+    body = dict(model=MODEL, prompt=random.Random(1).choices(range(1000, 40000), k=tokens),
+                max_tokens=16, ignore_eos=True, temperature=0, return_token_ids=True)
+
+    def steps():
+        return fleet.worker.metric("flotilla_worker_steps_total")
+
+    undisturbed = Stream(fleet.url, {**body, "cache_salt": "undisturbed"}).run(timeout=600).answer()
+    assert len(undisturbed[0][0]) == 16
+    stream = Stream(fleet.url, body)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        begin = steps()
+        running = pool.submit(stream.run, timeout=600)
+        for _ in range(3):
+            wait_until(lambda: steps() >= begin + steps_before_stop, "its prompt is under way",
+                       seconds=120)
+            _, mpirun = fleet.worker.members()
+            lose_group(fleet.worker, mpirun, signal.SIGSTOP)
+            begin = steps()
+            assert stream.token_count() == 0, "its prompt was over"
+        running.result()
+    assert stream.answer() == undisturbed
+    assert fleet.worker.metric("flotilla_worker_restarts_total", cause="stopped") == 3
+    for outcome in ("quarantined", "failed"):
+        assert fleet.scheduler.metric("flotilla_scheduler_quarantined_requests_total",
+                                      outcome=outcome) == 0
 
 
 def test_a_scheduler_that_runs_its_group_starts_it_again(tmp_path, undisturbed):
