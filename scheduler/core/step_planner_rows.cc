@@ -239,14 +239,13 @@ void StepPlanner::NoteTried(TableIndex index, const Attempt& attempt) {
 // starts.
 std::vector<TableIndex> StepPlanner::OvertakenBy(TableIndex index) const {
   std::vector<TableIndex> overtaken;
-  for (const TableIndex blocked : blocked_) {
+  const auto add = [&](TableIndex blocked) {
     if (state_.Before(state_.requests[blocked], state_.requests[index])) {
       overtaken.push_back(blocked);
     }
-  }
-  if (blocked_isolated_.has_value() && blocked_isolated_ != index) {
-    overtaken.push_back(*blocked_isolated_);
-  }
+  };
+  for (const TableIndex blocked : blocked_) add(blocked);
+  if (blocked_isolated_.has_value()) add(*blocked_isolated_);
   return overtaken;
 }
 

@@ -117,6 +117,41 @@ TEST(QuarantineOfBeams, GoOnWhereTheyCannotBeForked) {
   EXPECT_TRUE(harness.EndOf(1)->status.ok()) << harness.EndOf(1)->status;
 }
 
+// A quarantined request that needs all places waits for those of a running one. It hides nobody who
+// goes before it, even if nobody may overtake it.
+TEST(Quarantine, WhoWaitsForPlacesHidesNobodyWhoGoesBeforeIt) {
+  ExecutorDescription group = QuarantineGroup();
+  group.max_sequences = 4;
+  CoreHarness harness({.max_overtaken_rows = 0}, group);
+  const auto submit = [&](std::uint64_t id, std::int32_t priority, std::uint32_t sequences) {
+    TokenizedRequest request = CoreHarness::Request(id, 20, 30);
+    request.priority = priority;
+    request.sequences = sequences;
+    harness.core.Submit(0, request);
+  };
+  submit(1, 0, 4);
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  harness.core.Lost(harness.epoch(), {harness.plans.back().step});
+  harness.Restart();
+  submit(2, 1, 1);
+  const auto started = [&] {
+    EXPECT_EQ(harness.Plan(), StallReason::kNone);
+    std::set<std::uint64_t> ids;
+    for (const auto& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      ids.insert(open.request.counter);
+    }
+    harness.Answer();
+    return ids;
+  };
+  EXPECT_EQ(started(), std::set<std::uint64_t>{2});
+  submit(3, 1, 1);  // goes before the first
+  submit(4, 0, 1);  // goes behind it
+  EXPECT_EQ(started(), std::set<std::uint64_t>{3});
+  EXPECT_EQ(started(), std::set<std::uint64_t>{});
+  harness.RunAll();
+  for (const std::uint64_t id : {1, 2, 3, 4}) EXPECT_TRUE(harness.EndOf(id)->status.ok());
+}
+
 TEST_F(QuarantineTest, OneThatKillsAloneFromTheStartIsFoundToo) {
   harness.Submit(1, 20, 12);
   EXPECT_EQ(RunWithKiller(1), 3);
