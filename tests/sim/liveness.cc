@@ -32,6 +32,25 @@ Liveness::Liveness(const scheduler::CoreOptions& options, absl::string_view poli
 void Liveness::Begin(const ExecutorDescription& group) {
   group_ = group;
   left_out_.clear();
+  passed_over_ = {};
+}
+
+// It judges only requests of one sequence: others may fork behind the rows that theirs ran.
+void Liveness::NoteFatal(const RequestId& id, std::uint32_t begin, std::uint32_t end) {
+  const TokenizedRequest& request = find_client_(id).request();
+  if (request.sequences == 1 && !request.beam) fatal_[id] = {.begin = begin, .end = end};
+}
+
+void Liveness::NoteStates(const States& states) {
+  if (fatal_.empty()) return;
+  std::map<RequestId, std::uint32_t> computed;
+  for (const scheduler::SequenceStatus& sequence : states) {
+    computed[sequence.request] = sequence.computed;
+  }
+  std::erase_if(fatal_, [&](const auto& one) {
+    const auto live = computed.find(one.first);
+    return live == computed.end() || live->second >= one.second.end;
+  });
 }
 
 void Liveness::BeforePlan(const States& states,
@@ -49,7 +68,9 @@ void Liveness::BeforePlan(const States& states,
   std::set<BlockId> used;
   std::map<RequestId, std::set<BlockId>> by_request;
   std::map<BlockId, std::set<RequestId>> in_windows;
+  next_rows_.clear();
   for (const scheduler::OpenSequenceView& sequence : open) {
+    next_rows_[sequence.handle] = {sequence.request, sequence.length.scheduled_max};
     std::set<BlockId>& own = by_request[sequence.request];
     for (std::size_t g = 0; g < sequence.tables.size(); ++g) {
       const auto& table = sequence.tables[g];
@@ -93,8 +114,11 @@ int Liveness::Protection(const Seen& seen) const {
 // A request with a deadline may go behind all others. One that killed a group alone goes behind
 // those that are quarantined.
 bool Liveness::IsClear(const Seen& seen) const {
-  return !seen.client->request().has_own_deadline() && seen.client->deaths() == 0 &&
-         seen.client->request().crash_count == 0;
+  return !seen.client->request().has_own_deadline() && !HasDied(seen);
+}
+
+bool Liveness::HasDied(const Seen& seen) {
+  return seen.client->deaths() > 0 || seen.client->request().crash_count > 0;
 }
 
 bool Liveness::SurelyBefore(const Seen& a, const Seen& b) const {
@@ -107,6 +131,16 @@ bool Liveness::SurelyBefore(const Seen& a, const Seen& b) const {
   if (policy_ == "srpt") return false;
   if (policy_ == "edf" && y.has_own_deadline()) return false;
   return x.id.counter < y.id.counter;
+}
+
+bool Liveness::IsQuarantined(const Seen& seen) const {
+  return fatal_.count(seen.client->request().id) > 0;
+}
+
+// Others may have to wait for the deadline of a request.
+bool Liveness::IsNotBehind(const Seen& first, const Seen& other) const {
+  if (IsQuarantined(other) && !other.client->request().has_own_deadline()) return true;
+  return SurelyBefore(first, other);
 }
 
 bool Liveness::MayShareAPrefix(const Seen& a, const Seen& b) const {
@@ -140,12 +174,14 @@ std::uint64_t Liveness::Wants(const Seen& seen) const {
 }
 
 bool Liveness::Fits(const Seen& seen, std::uint64_t copying) const {
-  if (places_ + Width(seen) > scheduler::MaxSequences(options_, group_)) return false;
+  std::uint64_t places = places_ + Width(seen);
   std::uint64_t wanted = used_ + copying + Wants(seen);
   for (const auto& [id, other] : seen_) {
-    if (!other.waiting) wanted += Wants(other);
+    const bool beside = other.waiting && IsQuarantined(other);
+    if (beside) places += Width(other);
+    if (!other.waiting || beside) wanted += Wants(other);
   }
-  return wanted < group_.block_count;
+  return places <= scheduler::MaxSequences(options_, group_) && wanted < group_.block_count;
 }
 
 // Whether the first of those that wait goes before all prompts that were begun, too, and could have
@@ -153,15 +189,46 @@ bool Liveness::Fits(const Seen& seen, std::uint64_t copying) const {
 bool Liveness::IsFirstAndFits(const Seen& first, std::uint64_t copying) const {
   for (const auto& [id, other] : seen_) {
     if (other.waiting || !other.prompt_is_due) continue;
-    if (!SurelyBefore(first, other) || MayShareAPrefix(first, other)) return false;
+    if (!IsNotBehind(first, other) || MayShareAPrefix(first, other)) return false;
   }
   return Fits(first, copying);
+}
+
+// All rows of an isolated step are fatal, and rows of a shared one come before the fatal ones.
+bool Liveness::QuarantinedGoesFirst(const Seen& first, const StepPlan& plan) const {
+  std::map<SequenceHandle, NextRow> rows = next_rows_;
+  std::set<SequenceHandle> starts;
+  for (const PlanOp& op : plan.ops) {
+    if (const auto* open = std::get_if<OpenSequence>(&op)) {
+      rows[open->sequence] = {open->request, open->cached_tokens};
+      starts.insert(open->sequence);
+    }
+    const auto* run = std::get_if<Run>(&op);
+    const auto row = run == nullptr ? rows.end() : rows.find(run->sequence);
+    if (row == rows.end()) continue;
+    const auto fatal = fatal_.find(row->second.request);
+    if (fatal == fatal_.end() || row->second.position >= fatal->second.begin) continue;
+    if (starts.count(run->sequence) > 0) return true;
+    if (!SurelyBefore(first, seen_.at(row->second.request))) return true;
+  }
+  return false;
+}
+
+// It is first and fits, and the plan has no row of it. While requests are quarantined, an isolated
+// step of each micro-batch may come before the shared ones.
+absl::Status Liveness::CheckFirst(const RequestId& id, const StepPlan& plan, bool quarantined) {
+  if (passed_over_.first != id) passed_over_ = {id, 0};
+  const std::uint64_t plans = ++passed_over_.second;
+  counts_.waited_isolated += quarantined;
+  if (plans <= (quarantined ? group_.lag : 0)) return absl::OkStatus();
+  return Broken(id, absl::StrCat("it is first and fits, but ", plans,
+                                 " plans in a row have no row of it, plan ", plan.step.value()));
 }
 
 // Counts the prompt tokens of requests that start in this plan although one that goes before them
 // waits.
 absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& waits, bool is_first,
-                                      const StepPlan& plan) {
+                                      bool quarantined, const StepPlan& plan) {
   Waiter& waiter = waiters_[id];
   counts_.judged += is_first;
   std::uint64_t largest = 0;
@@ -171,6 +238,7 @@ absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& waits, bo
     const auto started = seen_.find(open->request);
     if (started == seen_.end() || !started->second.waiting) continue;
     if (&started->second == &waits || !SurelyBefore(waits, started->second)) continue;
+    if (quarantined && HasDied(started->second)) continue;  // perhaps in an isolated step
     waiter.overtaken += open->tokens.size();
     (is_first ? counts_.overtaken : counts_.overtaken_behind) += open->tokens.size();
     largest = std::max<std::uint64_t>(largest, open->tokens.size());
@@ -218,12 +286,12 @@ bool Liveness::MeasuresDecodes(const StepPlan& plan) {
   return !chunks && plans_with_chunks_ >= kPlansWithChunks;
 }
 
-absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std::uint64_t copying,
-                                 bool loading, bool unclear) {
+absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, Situation now) {
   const bool copies = std::any_of(plan.ops.begin(), plan.ops.end(), [](const PlanOp& op) {
     return std::holds_alternative<BackgroundCopy>(op);
   });
-  if (absl::Status s = CheckLeftOut(plan, unclear || copies || copying > 0); !s.ok()) return s;
+  const bool left_out_for_others = now.unclear || now.quarantined || copies || now.copying > 0;
+  if (absl::Status s = CheckLeftOut(plan, left_out_for_others); !s.ok()) return s;
   std::set<RequestId> started, waiting;
   bool further = false;  // the plan opens further sequences of requests that were started before
   for (const PlanOp& op : plan.ops) {
@@ -232,7 +300,7 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
     further |= open != nullptr && !seen_[open->request].waiting;
     further |= std::holds_alternative<ForkSequence>(op);
     const auto* copy = std::get_if<BackgroundCopy>(&op);
-    loading |= copy != nullptr && copy->kind == BackgroundCopy::Kind::kIn;
+    now.loading |= copy != nullptr && copy->kind == BackgroundCopy::Kind::kIn;
   }
   for (const scheduler::SequenceStatus& sequence : states) {
     if (sequence.state == scheduler::SequenceState::kWaiting) waiting.insert(sequence.request);
@@ -244,7 +312,7 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
   const auto first = std::find_if(seen_.begin(), seen_.end(), [&](const auto& one) {
     return one.second.waiting && IsClear(one.second) &&
            std::all_of(seen_.begin(), seen_.end(), [&](const auto& other) {
-             return &other == &one || !waited(other) || SurelyBefore(one.second, other.second);
+             return &other == &one || !waited(other) || IsNotBehind(one.second, other.second);
            });
   });
   for (const RequestId& id : started) {
@@ -253,13 +321,17 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
   const bool measures = MeasuresDecodes(plan);
   // Who was preempted and starts again at once waited before all others, and was not seen to.
   const auto again = [&](const RequestId& id) { return started.count(id) > 0; };
-  unclear |= std::any_of(preempted_.begin(), preempted_.end(), again);
-  if (loading || unclear) return absl::OkStatus();
+  now.unclear |= std::any_of(preempted_.begin(), preempted_.end(), again);
+  const std::pair<RequestId, std::uint64_t> passed_over = std::exchange(passed_over_, {});
+  if (now.loading || now.unclear) return absl::OkStatus();
   // A plan does not try to start any number of requests.
   const bool tries_all = waiting.size() <= 32;
   for (const auto& [id, seen] : seen_) {
     const bool is_first = first != seen_.end() && id == first->first;
-    if (is_first && started.count(id) > 0) counts_.started += IsFirstAndFits(seen, copying);
+    if (is_first && started.count(id) > 0 && IsFirstAndFits(seen, now.copying)) {
+      ++counts_.started;
+      counts_.started_quarantined += now.quarantined;
+    }
     if (!seen.waiting || !IsClear(seen) || waiting.count(id) == 0) continue;
     if (!is_first && !tries_all) continue;
     // Who waits for a prefix hides nobody.
@@ -269,11 +341,18 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, std
     });
     if (shares) continue;
     const std::uint64_t overtaken = counts_.overtaken;
-    if (absl::Status s = CheckOvertaken(id, seen, is_first, plan); !s.ok()) return s;
+    if (absl::Status s = CheckOvertaken(id, seen, is_first, now.quarantined, plan); !s.ok()) {
+      return s;
+    }
     const bool others_start = further || counts_.overtaken > overtaken;
-    if (!is_first || others_start || !IsFirstAndFits(seen, copying)) continue;
-    if (!measures) return Broken(id, "it is first and fits, but the plan has no row of it");
-    plans_with_chunks_ = 0;
+    if (!is_first || others_start || !IsFirstAndFits(seen, now.copying)) continue;
+    if (QuarantinedGoesFirst(seen, plan)) continue;
+    if (measures) {
+      plans_with_chunks_ = 0;
+      continue;
+    }
+    passed_over_ = passed_over;
+    if (absl::Status s = CheckFirst(id, plan, now.quarantined); !s.ok()) return s;
   }
   return absl::OkStatus();
 }

@@ -165,6 +165,8 @@ void ExpectCovered(const SimCoverage& total, std::uint64_t seeds) {
   EXPECT_GT(total.arrived_quarantined, seeds);
   // The checks of liveness and of early ends are worth something only if they come close.
   EXPECT_GT(total.liveness.started, 5 * seeds);
+  EXPECT_GT(total.liveness.started_quarantined, seeds / 2);
+  EXPECT_GT(total.liveness.waited_isolated, seeds / 10);
   EXPECT_GT(total.liveness.overtaken, 20 * seeds);
   EXPECT_GT(total.liveness.overtaken_behind, seeds);
   EXPECT_GT(total.liveness.most_overtaken_permille, 900u);
@@ -207,6 +209,8 @@ void Record(const SimCoverage& total, std::uint64_t seeds) {
   record("of them released", total.core.quarantine_releases);
   record("of them failed", total.core.quarantine_failures);
   record("requests that were first and fit, and started at once", total.liveness.started);
+  record("of these, while others were quarantined", total.liveness.started_quarantined);
+  record("plans that such requests waited then", total.liveness.waited_isolated);
   record("rows that overtook the first of those that wait", total.liveness.overtaken);
   record("rows that overtook those behind it", total.liveness.overtaken_behind);
   record("most of them, permille of what is allowed", total.liveness.most_overtaken_permille);

@@ -241,10 +241,10 @@ absl::Status SimWorker::Apply(const StepPlan& plan) {
   for (std::size_t i = 0; i < batch->items.size(); ++i) {
     if (absl::Status s = ReadItem(*batch, i, work.outputs[i]); !s.ok()) return s;
     const worker::BatchItem& rows = batch->items[i];
-    work.requests.push_back(state_.View(rows.sequence)->request);
-    const std::optional<std::uint32_t> kills = find_client_(work.requests.back()).kills_at();
-    work.fatal |= kills.has_value() && *kills >= rows.first_position &&
-                  *kills < rows.first_position + rows.row_count - rows.drafts;
+    const std::uint32_t end = rows.first_position + rows.row_count - rows.drafts;
+    work.rows.push_back({state_.View(rows.sequence)->request, rows.first_position, end});
+    const std::optional<std::uint32_t> kills = find_client_(work.rows.back().request).kills_at();
+    work.fatal |= kills.has_value() && *kills >= rows.first_position && *kills < end;
   }
   for (std::size_t i = 0; run_tokens_ > 0 && i < batch->items.size(); ++i) {
     open_[batch->items[i].sequence] = std::move(item_runs_[i].back());
@@ -261,10 +261,16 @@ std::vector<Step> SimWorker::Started() const {
 
 std::vector<RequestId> SimWorker::UnderWay() const {
   std::set<RequestId> requests;
-  for (const Computing& work : computing_) {
-    requests.insert(work.requests.begin(), work.requests.end());
-  }
+  for (const Rows& rows : RowsUnderWay()) requests.insert(rows.request);
   return {requests.begin(), requests.end()};
+}
+
+std::vector<SimWorker::Rows> SimWorker::RowsUnderWay() const {
+  std::vector<Rows> all;
+  for (const Computing& work : computing_) {
+    all.insert(all.end(), work.rows.begin(), work.rows.end());
+  }
+  return all;
 }
 
 bool SimWorker::IsFatal() const { return !computing_.empty() && computing_.front().fatal; }

@@ -51,10 +51,16 @@ class SimWorker {
   bool CanApply() const { return computing_.size() < lag_; }
   bool CanComplete() const { return !computing_.empty(); }
 
-  // The steps that were applied and are not complete, the requests that they run, and
+  // Positions of a sequence that a step runs, without those of draft tokens.
+  struct Rows {
+    RequestId request;
+    std::uint32_t begin = 0, end = 0;
+  };
+  // The steps that were applied and are not complete, the requests and the rows that they run, and
   // whether the oldest step runs a position that kills the group.
   std::vector<Step> Started() const;
   std::vector<RequestId> UnderWay() const;
+  std::vector<Rows> RowsUnderWay() const;
   bool IsFatal() const;
 
   // Applies the plan and runs its forward. Any error is a failed test.
@@ -72,8 +78,8 @@ class SimWorker {
     Step step;
     StepTimings timings;
     std::vector<worker::ItemOutput> outputs;
-    bool idle = false;                // nothing was computed
-    std::vector<RequestId> requests;  // of the items
+    bool idle = false;       // nothing was computed
+    std::vector<Rows> rows;  // of the items
     bool fatal = false;
   };
   using Tables = std::vector<std::vector<BlockId>>;  // [groups]

@@ -307,6 +307,10 @@ void Simulation::Arrive(TokenizedRequest request) {
   }
   if (refuses_ && fatal_.OneIn(16)) client.Refuse();
   coverage_.arrived_quarantined += core_->Snapshot().quarantined > 0;
+  if (request.crash_count > 0) {
+    const std::size_t known = request.prompt.size() + request.output_prefix.front().size();
+    liveness_->NoteFatal(request.id, 0, static_cast<std::uint32_t>(known));
+  }
   core_->Submit(now_ns_, std::move(request));
 }
 
@@ -414,16 +418,9 @@ void Simulation::KillGroup(std::optional<Step> refused) {
   Count(SimFault::kDiedResultSent, done);
   Count(SimFault::kDiedInAllPhases, sent && running && done);
   started_.clear();
+  fatal_rows_.clear();
   refused_ = refused;
-  if (blames_ && !refused.has_value()) {
-    started_ = worker_->Started();
-    std::vector<SimClient*> under_way;
-    for (const RequestId& id : worker_->UnderWay()) {
-      SimClient& client = clients_.at(id.counter);
-      if (!client.ended()) under_way.push_back(&client);
-    }
-    for (SimClient* client : under_way) client->OnGroupDied(under_way.size() == 1);
-  }
+  if (blames_ && !refused.has_value()) NoteUnderWay();
   worker_.reset();
   if (sent) stale_plan_ = std::move(plans_.back());
   plans_.clear();
@@ -432,6 +429,17 @@ void Simulation::KillGroup(std::optional<Step> refused) {
     stale_ = results_.back().result;
     results_.clear();
   }
+}
+
+void Simulation::NoteUnderWay() {
+  started_ = worker_->Started();
+  fatal_rows_ = worker_->RowsUnderWay();
+  std::vector<SimClient*> under_way;
+  for (const RequestId& id : worker_->UnderWay()) {
+    SimClient& client = clients_.at(id.counter);
+    if (!client.ended()) under_way.push_back(&client);
+  }
+  for (SimClient* client : under_way) client->OnGroupDied(under_way.size() == 1);
 }
 
 absl::Status Simulation::ReviveGroup() {
@@ -447,10 +455,17 @@ absl::Status Simulation::ReviveGroup() {
   if (refused_.has_value()) {
     core_->PlanRefused(now_ns_, epoch_, refused_, "the simulation refuses it");
   } else {
-    core_->Lost(epoch_, started_);
+    ReportLoss();
   }
   loss_sent_ = true;
   return AfterEvent();
+}
+
+void Simulation::ReportLoss() {
+  core_->Lost(epoch_, started_);
+  for (const SimWorker::Rows& rows : fatal_rows_) {
+    liveness_->NoteFatal(rows.request, rows.begin, rows.end);
+  }
 }
 
 absl::Status Simulation::NextGroup() { return NextGroup(RandomGroup()); }
@@ -538,13 +553,13 @@ absl::StatusOr<std::optional<Simulation::Pause>> Simulation::PauseAfterLoss(std:
     pause.under_way += static_cast<std::uint64_t>(
         std::count(under_way.begin(), under_way.end(), sequence.request));
   }
-  if (blamed) started_ = worker_->Started();
+  if (blamed) NoteUnderWay();
   ExecutorDescription next = group_;
   next.block_count = 20'000;  // room for all
   worker_.reset();
   plans_.clear();
   results_.clear();
-  core_->Lost(epoch_, started_);
+  ReportLoss();
   if (status = NextGroup(next); !status.ok()) return status;
   TokenizedRequest newcomer;
   newcomer.id = {.incarnation = 7, .counter = next_id_++};

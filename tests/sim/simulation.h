@@ -191,8 +191,11 @@ class Simulation {
   absl::Status DeliverResult();
   // `refused`: the step whose plan the group refused; else it died.
   void KillGroup(std::optional<Step> refused = std::nullopt);
+  // Notes what a group that dies is computing, which its loss will say.
+  void NoteUnderWay();
   // Reports the loss, or the next group, to the core.
   absl::Status ReviveGroup();
+  void ReportLoss();
   absl::Status NextGroup();
   absl::Status NextGroup(ExecutorDescription group);
   absl::Status LateMessage();
@@ -250,12 +253,13 @@ class Simulation {
   std::uint64_t ticks_ = 0;
 
   Epoch epoch_{0};
-  std::unique_ptr<SimWorker> worker_;  // null: the group is dead
-  bool loss_sent_ = true;              // the core knows that the group is dead
-  std::vector<Step> started_;          // the steps in which the group died
-  std::optional<Step> refused_;        // the plan that ended the epoch
-  std::deque<StepPlan> plans_;         // sent, not applied
-  std::deque<SimResult> results_;      // on their way back
+  std::unique_ptr<SimWorker> worker_;        // null: the group is dead
+  bool loss_sent_ = true;                    // the core knows that the group is dead
+  std::vector<Step> started_;                // the steps in which the group died
+  std::vector<SimWorker::Rows> fatal_rows_;  // that it ran in them
+  std::optional<Step> refused_;              // the plan that ended the epoch
+  std::deque<StepPlan> plans_;               // sent, not applied
+  std::deque<SimResult> results_;            // on their way back
   // Events of a lost epoch that come too late.
   std::optional<StepResult> stale_;
   std::optional<StepPlan> stale_plan_;

@@ -157,8 +157,11 @@ absl::Status Simulation::CheckLiveness(const StepPlan& plan,
     blocks += copy.moves.size();
     loading |= copy.kind == BackgroundCopy::Kind::kIn;
   }
-  const bool unclear = core.quarantined > 0 || core.candidates > 0 || before.candidates > 0;
-  return liveness_->AfterPlan(plan, core_->SequenceStates(), blocks, loading, unclear);
+  const bool quarantined = core.quarantined > 0;
+  const bool unclear = core.candidates > 0 || before.candidates > 0;
+  return liveness_->AfterPlan(
+      plan, core_->SequenceStates(),
+      {.copying = blocks, .loading = loading, .quarantined = quarantined, .unclear = unclear});
 }
 
 // If all that the request does not have is computed beside the sequences that run now, and every
@@ -221,6 +224,7 @@ void Simulation::CountTransitions() {
   }
   for (; was != states_.end(); ++was) count(static_cast<std::size_t>(was->state), kAbsent);
   states_ = std::move(now);
+  liveness_->NoteStates(states_);
   preemptions_then_ = core_->Snapshot().counters.preemptions;
 }
 
@@ -365,6 +369,8 @@ void SimCoverage::Add(const SimCoverage& o) {
   early_permille = std::max(early_permille, o.early_permille);
   most_constraints = std::max(most_constraints, o.most_constraints);
   liveness.started += o.liveness.started;
+  liveness.started_quarantined += o.liveness.started_quarantined;
+  liveness.waited_isolated += o.liveness.waited_isolated;
   liveness.judged += o.liveness.judged;
   liveness.overtaken += o.liveness.overtaken;
   liveness.overtaken_behind += o.liveness.overtaken_behind;
