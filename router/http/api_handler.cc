@@ -312,10 +312,10 @@ HttpAdmission ApiHandler::AdmitCaller(const HttpHead& head) {
   if (head.has_body) {
     if (route == nullptr) {
       admission.refusal = ToRefusal(NothingAt(head.path));
-    } else if (route->method != kPost) {
-      admission.refusal = ToRefusal(InvalidArgument("this path takes no body"), 413);
     } else if (!route->Answers(head.method)) {
       admission.refusal = RefuseMethod(head.path);
+    } else if (route->method != kPost) {
+      admission.refusal = ToRefusal(InvalidArgument("this path takes no body"), 413);
     }
   }
   // Browsers let a page send forms and plain text to another site without asking it. Their type
