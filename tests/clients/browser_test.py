@@ -2,7 +2,8 @@
 pages of an allowed origin and of another one talk to a server.
 
 FLOTILLA_BROWSER names the program; `scripts/test --long` installs it. With FLOTILLA_RECORD=1 the
-pictures of docs/images are made anew.
+pictures of docs/images are made anew. They have to be when a report has other words or another
+style than at that time: each picture has these in a comment.
 """
 
 import contextlib
@@ -11,10 +12,10 @@ import json
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import threading
+import zlib
 
 import pytest
 
@@ -72,6 +73,36 @@ def size_of(png):
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
+def outline_of(page):
+    """What a report shows whatever was measured: its style, colours and texts, without figures."""
+    style, body = re.fullmatch(r".*<style>(.*)</style>(.*)", page, re.DOTALL).groups()
+    texts = {text for text in map(str.strip, re.findall(r">([^<>]+)<", body))
+             if text and not re.search(r"\d|^none$|^failed: ", text)}
+    looks = re.findall(r'(?:fill|stroke|font-size|viewBox)="[^"]*"', body)
+    return style.split("\n") + sorted(texts | set(looks))
+
+
+def chunks_of(png):
+    """(kind, data) of each part of a PNG file."""
+    at = 8
+    while at < len(png):
+        size = int.from_bytes(png[at:at + 4], "big")
+        yield png[at + 4:at + 8], png[at + 8:at + 8 + size]
+        at += size + 12
+
+
+def commented(png, comment):
+    """The PNG file with a comment, behind its head of 25 bytes."""
+    data = b"tEXtComment\0" + json.dumps(comment).encode()
+    chunk = (len(data) - 4).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+    return png[:33] + chunk + png[33:]
+
+
+def comment_of(png):
+    [data] = [data for kind, data in chunks_of(png) if kind == b"tEXt"] or [b"Comment\0[]"]
+    return json.loads(data.removeprefix(b"Comment\0"))
+
+
 @pytest.mark.parametrize("name, flags, height", [
     ("loadtest_report", ("--rate", 5, "--duration", 20, "--prompt", "lognormal:100:1",
                          "--output", "10-40"), 1480),
@@ -89,8 +120,11 @@ def test_a_report_in_the_browser(browser_home, tmp_path, name, flags, height):
     # A page of one colour takes a few thousand bytes.
     assert file.stat().st_size > 40_000
     assert len(re.findall(r"<svg", page)) >= 4 and "NaN" not in page and "<h2>Latencies" in page
+    in_docs = ROOT / "docs" / "images" / file.name
     if RECORD:
-        shutil.copy(file, ROOT / "docs" / "images" / file.name)
+        in_docs.write_bytes(commented(file.read_bytes(), outline_of(page)))
+    assert size_of(in_docs) == (1400, height)
+    assert comment_of(in_docs.read_bytes()) == outline_of(page), "record it anew"
 
 
 @contextlib.contextmanager
