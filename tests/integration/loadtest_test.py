@@ -13,6 +13,7 @@ import subprocess
 import time
 
 import httpx
+import numpy as np
 import pytest
 
 from flotilla_server import LONG, MODEL, SANITIZED, Server, binary, wait_until
@@ -28,9 +29,9 @@ def a_paced_server():
         yield url
 
 
-def loadtest(url, *flags, model="paced", check=True, environment=None):
+def loadtest(url, *flags, model="paced", check=True, environment=None, seconds=120):
     done = subprocess.run([binary(), "loadtest", url, "--model", model, *map(str, flags)],
-                          capture_output=True, text=True, timeout=120,
+                          capture_output=True, text=True, timeout=seconds,
                           env={**os.environ, **(environment or {})})
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -227,6 +228,64 @@ def test_the_knee_is_that_of_the_simulator(tmp_path):
             if 10 < knee < 30 and knee == pytest.approx(predicted, rel=0.2):
                 return
     raise AssertionError(done.stdout)
+
+
+class StepTimes:
+    """How long the steps of a server take, by its own counters while it has a load."""
+
+    PREFIX = "flotilla_scheduler_step_"
+    SHAPE = ("--completions", "--prompt", 16)
+
+    def __init__(self, server):
+        self.server, self.means = server, []
+
+    def counted(self):
+        of = self.server.metric
+        return np.array([of(self.PREFIX + "duration_seconds_count"),
+                         of(self.PREFIX + "tokens_sum", kind="prefill"),
+                         of(self.PREFIX + "tokens_sum", kind="decode"),
+                         1e9 * of(self.PREFIX + "duration_seconds_sum")])
+
+    def measure(self, users, requests, tokens):
+        """Keeps the means of a load's steps: 1, prefill rows, decode rows, ns. Returns its rate."""
+        before, start = self.counted(), time.perf_counter()
+        loadtest(self.server.url, *self.SHAPE, "--concurrency", users, "--requests", requests,
+                 "--output", tokens, model=MODEL)
+        seconds, more = time.perf_counter() - start, self.counted() - before
+        self.means.append(more / more[0])
+        return requests / seconds
+
+    def write_machine(self, path):
+        """The simulator's machine: a linear one, fitted by least squares of relative errors. Its
+        rows have what their context costs, because all requests are of one shape."""
+        *rows, ns = np.array(self.means).T
+        costs = np.linalg.lstsq((rows / ns).T, np.ones(len(ns)), rcond=None)[0]
+        names = ("step_ns", "prefill_row_ns", "decode_row_ns")
+        path.write_text(json.dumps({
+            "name": "server", "kind": "linear", "kv_tokens": 65536, "max_seqs": 64,
+            "max_step_tokens": 256, **dict(zip(names, np.maximum(costs, 0)))}))
+
+
+@pytest.mark.skipif(not LONG or SANITIZED, reason="it takes minutes, and a machine of its own")
+def test_the_knee_of_the_real_server_is_that_of_the_simulator(tmp_path):
+    """Within 20 %, from step times of this server. A machine that does other work gets three tries."""
+    knees = []
+    with Server(tmp_path, "--prefix-cache", "off") as server:
+        for _ in range(3):
+            times = StepTimes(server)
+            for users, requests, tokens in ((1, 24, 1), (1, 24, 8), (4, 48, 8), (16, 96, 8)):
+                times.measure(users, requests, tokens)
+            rate = times.measure(48, 144, 8)
+            times.write_machine(tmp_path / "machine.json")
+            done = loadtest(server.url, *times.SHAPE, "--sweep", "--rate", round(0.7 * rate, 2),
+                            "--duration", 12, "--output", 8, "--slo-ttft", 2000, "--slo-itl", 0,
+                            "--predict", tmp_path / "machine.json", model=MODEL, seconds=300)
+            print(done.stdout)
+            knees.append([float(one) for one in re.search(
+                r"knee: (.*)/s, simulated: (.*)/s", done.stdout).groups()])
+            if knees[-1][0] == pytest.approx(knees[-1][1], rel=0.2):
+                return
+    raise AssertionError(f"the knee and the simulator's: {knees}")
 
 
 def test_runs_are_compared(paced, tmp_path):
