@@ -1,6 +1,6 @@
 # Target xgrammar: the C++ core of XGrammar, which compiles grammars and makes the masks of structured
 # output. Its sources come from its package of PyPI; its own build, its bindings and its tests are
-# left out. In place of grammar_matcher.cc there is a source that includes it and adds a function, one
+# left out. In place of grammar_matcher.cc there is a source that includes it and adds two functions, one
 # more source adds another form of compiled grammars, and lines of four others are mended.
 
 set(FLOTILLA_XGRAMMAR "" CACHE PATH "Folder with XGrammar's sources; by default scripts/fetch_xgrammar fetches them")
@@ -44,7 +44,7 @@ xgrammar_mend(grammar_functor.cc "kUnzipThreshold = 128" "kUnzipThreshold = 16")
 xgrammar_mend(json_schema_converter.cc "bool verbose = false" "bool verbose = true")
 
 set(own ${PROJECT_SOURCE_DIR}/cmake/xgrammar)
-add_library(xgrammar STATIC ${sources} ${own}/matcher_bytes.cc ${own}/compiled_bytes.cc)
+add_library(xgrammar STATIC ${sources} ${own}/matcher_parts.cc ${own}/compiled_bytes.cc)
 flotilla_together(xgrammar)
 target_include_directories(xgrammar SYSTEM PUBLIC ${own} ${source}/include ${source}/3rdparty/dlpack/include
   PRIVATE ${source}/cpp ${source}/3rdparty/picojson)

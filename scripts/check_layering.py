@@ -20,7 +20,7 @@ LIBRARIES = {
     "gtest": "gtest", "gmock": "gtest", "benchmark": "benchmark",
     "openssl": "openssl", "immintrin.h": "simd", "cpuid.h": "simd", "mpi.h": "mpi",
     "boost/context": "fibers", "cuda_runtime.h": "cuda", "cuda_runtime_api.h": "cuda",
-    "nccl.h": "cuda", "xgrammar": "xgrammar", "matcher_bytes.h": "xgrammar",
+    "nccl.h": "cuda", "xgrammar": "xgrammar", "matcher_parts.h": "xgrammar",
 }
 
 # Pure folders have only values and pure functions. These includes would let a core see

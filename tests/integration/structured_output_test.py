@@ -46,13 +46,16 @@ def valid(text, schema):
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
-def answer_to(server, schema, **fields):
+def answer_to(server, schema, in_tag=False, **fields):
     """The only choice. As clients do, it asks again if the form was not compiled in time."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    if in_tag:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        form = {"type": "structural_tag", "format": {
+            "type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}}
     for _ in range(5):
         response = server.http.post("/v1/chat/completions", json=dict(
-            model=MODEL, messages=ASK, response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": schema, "strict": True}}, **fields))
+            model=MODEL, messages=ASK, response_format=form, **fields))
         if response.status_code != 429:
             break
         time.sleep(int(response.headers["retry-after"]))
@@ -61,7 +64,7 @@ def answer_to(server, schema, **fields):
     assert choice["finish_reason"] in ("stop", "length"), schema
     text = choice["message"]["content"]
     if choice["finish_reason"] == "stop":
-        valid(text, schema)
+        valid(text.removeprefix("<a>").removesuffix("</a>") if in_tag else text, schema)
     return choice["finish_reason"], text
 
 
@@ -81,14 +84,15 @@ def test_what_finishes_is_valid(server):
     assert reasons.count("stop") >= len(reasons) * FINISHED, reasons.count("stop")
 
 
-def test_bounded_answers_finish_at_temperature_2(server):
+@pytest.mark.parametrize("in_tag", [False, True], ids=["alone", "in a tag"])
+def test_bounded_answers_finish_at_temperature_2(server, in_tag):
     """White space between the parts of JSON has an end, too."""
     schemas = some(BOUNDED, 8)
     assert len(BOUNDED) == 50
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(
-            lambda one: answer_to(server, one[1], max_tokens=BOUNDED_TOKENS, temperature=2, seed=one[0]),
-            enumerate(schemas)))
+            lambda one: answer_to(server, one[1], in_tag=in_tag, max_tokens=BOUNDED_TOKENS, temperature=2,
+                                  seed=one[0]), enumerate(schemas)))
     for schema, (reason, text) in zip(schemas, answers):
         assert reason == "stop", (schema, text)
 

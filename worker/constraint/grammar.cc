@@ -1,7 +1,7 @@
 #include "worker/constraint/grammar.h"
 
 #include <compiled_bytes.h>
-#include <matcher_bytes.h>
+#include <matcher_parts.h>
 #include <xgrammar/compiler.h>
 #include <xgrammar/config.h>
 #include <xgrammar/grammar.h>
@@ -30,7 +30,7 @@ namespace flotilla::worker {
 namespace {
 
 // As scripts/fetch_xgrammar, and what we add to the masks.
-constexpr char kEngine[] = "xgrammar 0.2.8, control tokens, white space";
+constexpr char kEngine[] = "xgrammar 0.2.8, control tokens, white space of all JSON";
 constexpr std::size_t kMostMessageBytes = 200;
 // How deep constraints may be nested. XGrammar's own limit of 10000 is for a larger stack than that
 // of a process.
@@ -107,31 +107,39 @@ bool HasLimitedRule(const std::string& rules) {
   return false;
 }
 
-// Adds the tokens that a format of a structural tag names. Schemas and grammars in it name none.
-void AddNamedTokens(const nlohmann::json& format, int depth, std::vector<TokenId>& tokens) {
+// What the masks of a constraint need to know of it.
+struct Formats {
+  std::vector<TokenId> tokens;  // that it names
+  bool has_schema = false;      // some of the answer is JSON
+};
+
+// Adds what is in a format of a structural tag. Schemas and grammars in it name no tokens.
+void AddFormat(const nlohmann::json& format, int depth, Formats& formats) {
   if (depth > kMostDepth) return;
   if (format.is_array()) {
-    for (const nlohmann::json& each : format) AddNamedTokens(each, depth + 1, tokens);
+    for (const nlohmann::json& each : format) AddFormat(each, depth + 1, formats);
     return;
   }
   if (!format.is_object()) return;
-  if (format.value("type", nlohmann::json()) == "token") {
+  const nlohmann::json type = format.value("type", nlohmann::json());
+  formats.has_schema |= type == "json_schema";
+  if (type == "token") {
     const auto token = format.find("token");
-    if (token != format.end() && token->is_number_integer()) tokens.push_back(*token);
+    if (token != format.end() && token->is_number_integer()) formats.tokens.push_back(*token);
   }
   for (const char* part : {"elements", "content", "tags", "begin", "end"}) {
     if (const auto found = format.find(part); found != format.end()) {
-      AddNamedTokens(*found, depth + 1, tokens);
+      AddFormat(*found, depth + 1, formats);
     }
   }
 }
 
-std::vector<TokenId> NamedTokens(const Constraint& constraint) {
-  std::vector<TokenId> tokens;
-  if (constraint.kind != Constraint::Kind::kStructuralTag) return tokens;
+Formats FormatsOf(const Constraint& constraint) {
+  Formats formats{.has_schema = constraint.kind == Constraint::Kind::kJsonSchema};
+  if (constraint.kind != Constraint::Kind::kStructuralTag) return formats;
   const auto tag = nlohmann::json::parse(constraint.text, nullptr, /*allow_exceptions=*/false);
-  if (tag.is_object() && tag.contains("format")) AddNamedTokens(tag["format"], 0, tokens);
-  return tokens;
+  if (tag.is_object() && tag.contains("format")) AddFormat(tag["format"], 0, formats);
+  return formats;
 }
 
 bool HasBit(absl::Span<const std::uint32_t> mask, TokenId token) {
@@ -231,7 +239,7 @@ struct Grammar::Impl {
   // A control token that it does not name; -1: there is none. XGrammar allows it where any byte may
   // come, and there the named ones are no more than text, too.
   TokenId other = -1;
-  bool is_json = false;  // all of the answer
+  bool has_schema = false;  // some of the answer is JSON
 };
 
 Grammar::Grammar(std::unique_ptr<const Impl> impl,
@@ -245,14 +253,14 @@ absl::StatusOr<std::shared_ptr<const Grammar>> Grammar::Read(
   try {
     auto read = xgrammar::CompiledFromBytes(compiled, vocabulary->impl_->info);
     if (const auto* why = std::get_if<std::string>(&read)) return absl::InternalError(*why);
+    Formats formats = FormatsOf(constraint);
     auto impl = std::make_unique<Impl>(
         Impl{.compiled = std::get<xgrammar::CompiledGrammar>(std::move(read)),
              .bytes = compiled.size(),
-             .is_json = constraint.kind == Constraint::Kind::kJsonSchema});
+             .has_schema = formats.has_schema});
     const std::vector<TokenId>& controls = vocabulary->impl_->controls;
-    std::vector<TokenId> named = NamedTokens(constraint);
-    std::ranges::sort(named);
-    std::ranges::set_intersection(named, controls, std::back_inserter(impl->named));
+    std::ranges::sort(formats.tokens);
+    std::ranges::set_intersection(formats.tokens, controls, std::back_inserter(impl->named));
     for (const TokenId control : controls) {
       if (!std::ranges::binary_search(impl->named, control)) impl->other = control;
     }
@@ -267,10 +275,14 @@ std::size_t Grammar::bytes() const { return impl_->bytes; }
 struct GrammarMatcher::Impl {
   xgrammar::GrammarMatcher matcher;
   std::size_t more_stops = 0;  // accepted after the first stop token, of which XGrammar takes one
-  // Of an answer that is JSON: behind each accepted token.
-  std::vector<JsonSpace> spaces = {};
+  // Of an answer with JSON: JsonSpaceAtEnd behind each accepted token.
+  std::vector<std::uint8_t> spaces = {};
 
-  bool has_enough_space() const { return !spaces.empty() && spaces.back().enough(); }
+  // Whether no more white space may come, since JSON has enough of it here.
+  bool has_enough_space() const {
+    return !spaces.empty() && spaces.back() == kEnoughJsonSpace &&
+           xgrammar::IsBetweenParts(matcher);
+  }
 };
 
 GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
@@ -302,10 +314,9 @@ bool GrammarMatcher::Accept(TokenId token) {
   } catch (const std::exception&) {
     return false;
   }
-  if (grammar_->impl_->is_json) {
-    JsonSpace space = impl_->spaces.empty() ? JsonSpace() : impl_->spaces.back();
-    space.Add(vocabulary.info.GetDecodedVocab()[static_cast<std::size_t>(token)]);
-    impl_->spaces.push_back(space);
+  if (grammar_->impl_->has_schema) {
+    const std::string& text = vocabulary.info.GetDecodedVocab()[static_cast<std::size_t>(token)];
+    impl_->spaces.push_back(JsonSpaceAtEnd(impl_->spaces.empty() ? 0 : impl_->spaces.back(), text));
   }
   return true;
 }
@@ -352,7 +363,7 @@ bool GrammarMatcher::Fill(absl::Span<std::uint32_t> mask) {
 }
 
 std::size_t GrammarMatcher::bytes() const {
-  return xgrammar::MatcherBytes(impl_->matcher) + impl_->spaces.capacity() * sizeof(JsonSpace);
+  return xgrammar::MatcherBytes(impl_->matcher) + impl_->spaces.capacity();
 }
 
 GrammarMatcher GrammarMatcher::Fork() const {

@@ -89,8 +89,9 @@ class GrammarMatcher {
   // Goes back by the last `tokens` accepted ones, at most all.
   void Rollback(std::size_t tokens);
   // Sets the bits of the allowed tokens, and clears all others. After a stop token only stop tokens
-  // are allowed. Of an answer that is JSON, the mask leaves out white space where there is enough
-  // of it (json_space.h). `mask` has mask_words() words. False: no token is allowed.
+  // are allowed. Between the parts of JSON of a schema, the mask leaves out white space where there
+  // is enough of it (json_space.h). If a structural tag has a schema, the same holds for [ \n\r\t]*
+  // in its other parts. `mask` has mask_words() words. False: no token is allowed.
   bool Fill(absl::Span<std::uint32_t> mask);
   // About the memory that it takes, which some grammars make grow with the square of the answer.
   std::size_t bytes() const;

@@ -1,8 +1,8 @@
-// JsonSpace: how much white space an answer in JSON ends with, outside of strings.
+// How much white space of JSON an answer ends with.
 //
 // JSON allows any amount between its parts, and models at high temperatures write it without end.
-// So the masks of a schema leave out the tokens that begin with white space once there is enough of
-// it. The value depends on the text alone. Pure values.
+// So masks leave out the tokens that begin with white space once there is enough of it. The value
+// depends on the text alone. Pure functions.
 #pragma once
 
 #include <algorithm>
@@ -13,30 +13,18 @@ namespace flotilla::worker {
 
 // The bytes of " \t\n\r" that may stand between two parts of JSON, before a token adds no more:
 // eight levels of four spaces.
-inline constexpr std::uint16_t kEnoughJsonSpace = 32;
+inline constexpr std::uint8_t kEnoughJsonSpace = 32;
 
 constexpr bool IsJsonSpace(char byte) {
   return byte == ' ' || byte == '\t' || byte == '\n' || byte == '\r';
 }
 
-struct JsonSpace {
-  std::uint16_t bytes = 0;  // of white space at the end, counted up to kEnoughJsonSpace
-  bool in_string = false;
-  bool escaped = false;  // in a string, behind a backslash
-
-  // Goes on by `text`. What comes before and `text` are the beginning of valid JSON.
-  constexpr void Add(std::string_view text) {
-    for (const char byte : text) {
-      if (in_string) {
-        in_string = escaped || byte != '"';
-        escaped = !escaped && byte == '\\';
-        continue;
-      }
-      in_string = byte == '"';
-      bytes = IsJsonSpace(byte) ? std::min<std::uint16_t>(bytes + 1, kEnoughJsonSpace) : 0;
-    }
-  }
-  constexpr bool enough() const { return bytes >= kEnoughJsonSpace; }
-};
+// The bytes of white space at the end of an answer, counted up to kEnoughJsonSpace, after `text`
+// has come to one with `before` of them.
+constexpr std::uint8_t JsonSpaceAtEnd(std::uint8_t before, std::string_view text) {
+  int bytes = before;
+  for (const char byte : text) bytes = IsJsonSpace(byte) ? bytes + 1 : 0;
+  return static_cast<std::uint8_t>(std::min<int>(bytes, kEnoughJsonSpace));
+}
 
 }  // namespace flotilla::worker

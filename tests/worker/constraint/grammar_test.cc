@@ -3,6 +3,8 @@
 
 #include <malloc.h>
 
+#include <algorithm>
+#include <climits>
 #include <random>
 #include <set>
 
@@ -74,6 +76,50 @@ class GrammarTest : public ::testing::Test {
     return "";
   }
 
+  void AcceptAll(GrammarMatcher& matcher, const std::string& text) {
+    for (const TokenId byte : Bytes(text)) ASSERT_TRUE(matcher.Accept(byte)) << text;
+  }
+  // How many of the allowed tokens begin with white space.
+  int CountSpaces(GrammarMatcher& matcher) {
+    int count = 0;
+    for (const TokenId token : Allowed(matcher)) {
+      count += !words_.tokens[token].empty() && IsJsonSpace(words_.tokens[token][0]);
+    }
+    return count;
+  }
+  // Walks through a grammar from `begin` on, and writes white space wherever no text may come.
+  void WalkInSpace(const std::shared_ptr<const Grammar>& grammar, const std::string& begin,
+                   std::mt19937& random) {
+    GrammarMatcher matcher(grammar);
+    AcceptAll(matcher, begin);
+    int spaces = 0;  // at the end
+    for (int step = 0; step < 500; ++step) {
+      const std::vector<TokenId> allowed = Allowed(matcher);
+      const bool is_text = std::ranges::count(allowed, 'Q') + std::ranges::count(allowed, 'z') == 2;
+      std::vector<TokenId> nexts[2];  // the second: white space
+      for (const TokenId token : allowed) {
+        const std::string& bytes = words_.tokens[token];
+        nexts[!bytes.empty() && IsJsonSpace(bytes[0])].push_back(token);
+      }
+      const bool writes_space = !is_text && !nexts[1].empty();
+      if (!writes_space && nexts[0].empty()) FAIL() << "nothing but white space may come";
+      std::vector<TokenId> next = {nexts[writes_space][random() % nexts[writes_space].size()]};
+      for (const char* end : {"\"", "</parameter>", "</arg_value>"}) {
+        GrammarMatcher fork = matcher.Fork();
+        if (!is_text || random() % 2 == 0) break;
+        if (std::ranges::all_of(Bytes(end), [&](TokenId byte) { return fork.Accept(byte); })) {
+          next = Bytes(end);
+        }
+      }
+      for (const TokenId token : next) {
+        if (words_.stops[0] == token) return;
+        ASSERT_TRUE(matcher.Accept(token));
+        for (const char byte : words_.tokens[token]) spaces = IsJsonSpace(byte) ? spaces + 1 : 0;
+      }
+      ASSERT_LE(spaces, is_text ? INT_MAX : kEnoughJsonSpace + 1);  // no token has more than two
+    }
+  }
+
   const ConstraintVocabulary words_ = SmallVocabulary();
   const std::shared_ptr<const GrammarVocabulary> vocabulary_ = *GrammarVocabulary::Create(words_);
 };
@@ -102,39 +148,129 @@ TEST_F(GrammarTest, AllowsWhatBytesAllow) {
   }
 }
 
-// Between parts of JSON, until other text comes. Strings, and what is not JSON alone, have no
-// bound.
+// Between parts of JSON, until other text comes. Strings, and what is no JSON, have no bound.
 TEST_F(GrammarTest, WhiteSpaceOfJsonHasAnEnd) {
-  const auto spaces = [&](GrammarMatcher& matcher) {
-    int count = 0;
-    for (const TokenId token : Allowed(matcher)) {
-      count += !words_.tokens[token].empty() && IsJsonSpace(words_.tokens[token][0]);
-    }
-    return count;
-  };
-  const auto accept = [&](GrammarMatcher& matcher, const std::string& text) {
-    for (const TokenId byte : Bytes(text)) ASSERT_TRUE(matcher.Accept(byte)) << text;
-  };
   const TokenId space = Bytes(" ")[0];
   GrammarMatcher json(Compile(Kind::kJsonSchema, R"({"type":"object"})"));
-  accept(json, "{" + std::string(kEnoughJsonSpace - 1, ' '));
-  EXPECT_GT(spaces(json), 0);
+  AcceptAll(json, "{" + std::string(kEnoughJsonSpace - 1, ' '));
+  EXPECT_GT(CountSpaces(json), 0);
   GrammarMatcher fork = json.Fork();
-  accept(json, "\n");
-  EXPECT_EQ(spaces(json), 0);
+  AcceptAll(json, "\n");
+  EXPECT_EQ(CountSpaces(json), 0);
   EXPECT_FALSE(json.Accept(space));
   EXPECT_GT(Allowed(json).size(), 0u);
   json.Rollback(1);
-  EXPECT_GT(spaces(json), 0);
-  accept(fork, "\t\"" + std::string(2 * kEnoughJsonSpace, ' ') + "\\\"  \"");
-  EXPECT_GT(spaces(fork), 0);
-  accept(fork, " : " + std::string(kEnoughJsonSpace - 1, ' '));
-  EXPECT_EQ(spaces(fork), 0);
-  accept(fork, "1}");
+  EXPECT_GT(CountSpaces(json), 0);
+  AcceptAll(fork, "\t\"" + std::string(2 * kEnoughJsonSpace, ' ') + "\\\"  \"");
+  EXPECT_GT(CountSpaces(fork), 0);
+  AcceptAll(fork, " : " + std::string(kEnoughJsonSpace - 1, ' '));
+  EXPECT_EQ(CountSpaces(fork), 0);
+  AcceptAll(fork, "1}");
   EXPECT_EQ(Allowed(fork), words_.stops);
 
-  GrammarMatcher words(Compile(Kind::kRegex, "[ ]+b"));
-  accept(words, std::string(3 * kEnoughJsonSpace, ' ') + "b");
+  GrammarMatcher words(Compile(Kind::kRegex, "[ \\n\\r\\t]+b"));
+  AcceptAll(words, std::string(3 * kEnoughJsonSpace, ' ') + "b");
+  GrammarMatcher string(Compile(Kind::kJsonSchema, R"({"type":"string","pattern":"^ *a$"})"));
+  AcceptAll(string, '"' + std::string(3 * kEnoughJsonSpace, ' ') + "a\"");
+}
+
+// Thoughts have white space as they like, also where they look like JSON.
+TEST_F(GrammarTest, WhiteSpaceOfJsonInTagsHasAnEnd) {
+  const auto tag = [](const std::string& begin, const std::string& content,
+                      const std::string& end) {
+    return R"({"type":"tag","begin":")" + begin + R"(","content":)" + content + R"(,"end":")" +
+           end + "\"}";
+  };
+  const auto grammar = [this](const std::string& format) {
+    return Compile(Kind::kStructuralTag, R"({"type":"structural_tag","format":)" + format + "}");
+  };
+  const std::string any = R"({"type":"any_text"})", much(2 * kEnoughJsonSpace, ' '),
+                    schema = R"({"type":"json_schema","json_schema":{"type":"object"}})";
+  const std::string formats[] = {
+      R"({"type":"sequence","elements":[)" + tag("<t>", any, "</t>") + "," + schema + "]}",
+      R"({"type":"sequence","elements":[{"type":"optional","content":)" + tag("<t>", any, "</t>") +
+          "}," + tag("", schema, "</f>") + "]}",
+      R"({"type":"triggered_tags","triggers":["</t>"],"tags":[)" + tag("</t>", schema, "</f>") +
+          "]}"};
+  for (const std::string& format : formats) {
+    SCOPED_TRACE(format);
+    GrammarMatcher matcher(grammar(format));
+    AcceptAll(matcher, "<t>{ \"a\" :" + much);
+    EXPECT_GT(CountSpaces(matcher), 0);
+    AcceptAll(matcher, "}</t>{");
+    // Speculation goes on from here, and goes back.
+    for (int i = 0; i < 2; ++i) {
+      AcceptAll(matcher, std::string(kEnoughJsonSpace - 1, '\t'));
+      EXPECT_GT(CountSpaces(matcher), 0);
+      GrammarMatcher fork = matcher.Fork();
+      AcceptAll(fork, "\r");
+      EXPECT_EQ(CountSpaces(fork), 0);
+      EXPECT_FALSE(fork.Accept(Bytes("\n")[0]));
+      AcceptAll(fork, "\"" + much);
+      EXPECT_GT(CountSpaces(fork), 0);
+      AcceptAll(fork, "\":1" + std::string(kEnoughJsonSpace, '\n'));
+      EXPECT_EQ(CountSpaces(fork), 0);
+      AcceptAll(fork, "}");
+      matcher.Rollback(kEnoughJsonSpace - 1);
+    }
+  }
+
+  // The white space between parameters in XML is the same, and a text in them is none.
+  GrammarMatcher xml(grammar(tag("<f>",
+                                 R"({"type":"json_schema","style":"qwen_xml","json_schema":{)"
+                                 R"("type":"object","properties":{"s":{"type":"string"},)"
+                                 R"("n":{"type":"integer"}},"required":["s","n"]}})",
+                                 "</f>")));
+  AcceptAll(xml, "<f>" + std::string(kEnoughJsonSpace, '\n'));
+  EXPECT_EQ(CountSpaces(xml), 0);
+  AcceptAll(xml, "<parameter=s>" + much);
+  EXPECT_GT(CountSpaces(xml), 0);
+  AcceptAll(xml, "</parameter>" + std::string(kEnoughJsonSpace, ' '));
+  EXPECT_EQ(CountSpaces(xml), 0);
+  AcceptAll(xml, "<parameter=n>" + std::string(kEnoughJsonSpace, ' '));
+  EXPECT_EQ(CountSpaces(xml), 0);
+  AcceptAll(xml, "5" + std::string(kEnoughJsonSpace, ' '));
+  EXPECT_EQ(CountSpaces(xml), 0);
+  AcceptAll(xml, "</parameter></f>");
+
+  // An expression that has no schema beside it keeps its white space.
+  GrammarMatcher expression(grammar(R"({"type":"sequence","elements":[)" + tag("<t>", any, "</t>") +
+                                    R"(,{"type":"regex","pattern":"[ \\n\\r\\t]*b"}]})"));
+  AcceptAll(expression, "<t></t>" + much + "b");
+}
+
+// Whatever the schema has, and wherever it stands.
+TEST_F(GrammarTest, NoSchemaHasMoreWhiteSpace) {
+  const std::string schemas[] = {
+      "{}",
+      R"({"type":"object","properties":{"a":{"type":"integer"},"name":{"type":"string"}},)"
+      R"("required":["name"]})",
+      R"({"type":"object","properties":{"a":{"type":["string","null"]}},)"
+      R"("additionalProperties":{"type":"number"}})",
+      R"({"type":"object","patternProperties":{"^a+$":{"type":"boolean"}}})",
+      R"({"type":"object","propertyNames":{"enum":["a","b"]},"minProperties":1})",
+      R"({"type":"object","properties":{"a":{"$ref":"#"},"b":{"const":1.5}},"maxProperties":1})",
+      R"({"type":"array","items":{"enum":[true,false,null,"a b"]},"minItems":2,"maxItems":20})",
+      R"({"type":"array","prefixItems":[{"type":"integer","minimum":3},{"type":"null"}],)"
+      R"("items":{"type":"array","items":{"type":"integer"}}})",
+      R"({"anyOf":[{"type":"array","items":{"$ref":"#"}},{"type":"object"},{"type":"null"}]})",
+      R"({"const":{"a":[1,2],"b":{}}})"};
+  const std::string styles[] = {"", R"("style":"qwen_xml",)", R"("style":"glm_xml",)"};
+  std::mt19937 random(11);
+  for (const std::string& schema : schemas) {
+    for (const std::string& style : styles) {
+      if (!style.empty() && schema.find(R"({"type":"object")") != 0) continue;
+      SCOPED_TRACE(style + schema);
+      const auto grammar =
+          Compile(Kind::kStructuralTag,
+                  R"({"type":"structural_tag","format":{"type":"tag","begin":"<f>","content":)"
+                  R"({"type":"json_schema",)" +
+                      style + R"("json_schema":)" + schema + R"(},"end":"</f>"}})");
+      ASSERT_NE(grammar, nullptr);
+      if (style.empty()) WalkInSpace(Compile(Kind::kJsonSchema, schema), "", random);
+      WalkInSpace(grammar, "<f>", random);
+    }
+  }
 }
 
 // Up to 16 repetitions have states of their own, and more are counted.
