@@ -82,9 +82,6 @@ absl::Status RunCompileChild() {
   const absl::StatusOr<std::shared_ptr<const GrammarVocabulary>> vocabulary =
       GrammarVocabulary::Create(setup->vocabulary);
   if (!vocabulary.ok()) return vocabulary.status();
-  // The lowest priority is for what may take long. A busy machine would make the start take
-  // seconds.
-  setpriority(PRIO_PROCESS, 0, setup->limits.nice);
   LimitMemory(setup->limits.memory_bytes);
   std::string answer;  // of the vocabulary
   while (true) {

@@ -7,8 +7,8 @@
 
 namespace flotilla::worker {
 
-// The main program. Standard output is the worker's socket. The process compiles at a low
-// priority, leaves no core dump, and ends with the worker. A compile that takes too long ends it by
+// The main program. Standard output is the worker's socket. The process leaves no
+// core dump, and ends with the worker. A compile that takes too long ends it by
 // SIGPROF. Returns OK when the worker has closed the socket; else why there is no more to do.
 absl::Status RunCompileChild();
 

@@ -49,7 +49,6 @@ class Reader {
 std::string EncodeSetup(const CompileSetup& setup) {
   std::string message;
   Put(setup.limits.cpu_us, message);
-  Put(setup.limits.nice, message);
   Put(setup.limits.memory_bytes, message);
   Put(setup.limits.compiled_bytes, message);
   Put(static_cast<std::uint32_t>(setup.vocabulary.tokens.size()), message);
@@ -68,7 +67,6 @@ absl::StatusOr<CompileSetup> DecodeSetup(absl::string_view message) {
   Reader reader(message);
   CompileSetup setup;
   setup.limits.cpu_us = reader.Take<std::int64_t>();
-  setup.limits.nice = reader.Take<std::int32_t>();
   setup.limits.memory_bytes = reader.Take<std::uint64_t>();
   setup.limits.compiled_bytes = reader.Take<std::uint64_t>();
   setup.vocabulary.tokens.resize(reader.TakeCount(sizeof(std::uint32_t)));

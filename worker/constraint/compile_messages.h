@@ -17,7 +17,6 @@ namespace flotilla::worker {
 // Limits of the process.
 struct CompileLimits {
   std::int64_t cpu_us = 2'000'000;            // processor time of one compile
-  std::int32_t nice = 19;                     // its priority; 19 is the lowest
   std::uint64_t memory_bytes = 512ull << 20;  // above what it has after the vocabulary
   // Of a compiled grammar, which takes about as much memory. (An object of 200 optional properties
   // has 1.3 MB with a vocabulary of 49,152 tokens.)

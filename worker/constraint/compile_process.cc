@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -10,20 +11,22 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/rt/clock.h"
-#include "common/rt/frames.h"
 #include "worker/group/spawn.h"
 
 namespace flotilla::worker {
 
-CompileProcess::CompileProcess(std::string program, CompileSetup setup)
+CompileProcess::CompileProcess(std::string program, CompileSetup setup, CompilePriority priority)
     : program_(std::move(program)),
       setup_(std::move(setup)),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      priority_(priority),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      nice_(priority.nice) {}
 
 CompileProcess::~CompileProcess() { End(); }
 
@@ -34,21 +37,20 @@ void CompileProcess::Stop() {
 
 absl::StatusOr<std::string> CompileProcess::Compile(const Constraint& constraint,
                                                     absl::Duration patience) {
-  const std::int64_t deadline_ns = SteadyClock().NowNs() + absl::ToInt64Nanoseconds(patience);
+  const std::int64_t now_ns = SteadyClock().NowNs();
+  const std::int64_t deadline_ns = now_ns + absl::ToInt64Nanoseconds(patience);
+  if (now_ns >= raised_until_ns_) nice_ = priority_.nice;
   if (pid_ != 0 && IsBroken()) End();
-  if (pid_ == 0) {
+  absl::StatusOr<std::optional<std::string>> message = std::nullopt;
+  while (message.ok() && !message->has_value()) {
     if (absl::Status status = Start(deadline_ns); !status.ok()) {
       End();
       return status;
     }
+    message = Ask(constraint, deadline_ns);
+    if (message.ok() && !message->has_value()) RaisePriority();
   }
-  absl::StatusOr<std::string> message = std::string();
-  if (absl::Status sent = Write(EncodeConstraint(constraint), deadline_ns); sent.ok()) {
-    message = Read(deadline_ns);
-  } else {
-    message = sent;
-  }
-  if (message.ok()) return DecodeCompiled(*message);
+  if (message.ok()) return DecodeCompiled(**message);
   const int ended = End();
   if (!absl::IsUnavailable(message.status())) return message.status();
   if (WIFSIGNALED(ended) && WTERMSIG(ended) == SIGPROF) {
@@ -59,21 +61,57 @@ absl::StatusOr<std::string> CompileProcess::Compile(const Constraint& constraint
 }
 
 absl::Status CompileProcess::Start(std::int64_t deadline_ns) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return absl::UnavailableError(absl::StrCat("no socket: ", std::strerror(errno)));
+  if (pid_ == 0) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      return absl::UnavailableError(absl::StrCat("no socket: ", std::strerror(errno)));
+    }
+    socket_ = UniqueFd(ends[0]);
+    UniqueFd theirs(ends[1]);
+    const absl::StatusOr<pid_t> pid = Spawn({.words = {program_, "compile-constraints"},
+                                             .environment = OwnEnvironment(),
+                                             .output = theirs.get(),
+                                             .drops_errors = true});
+    theirs.Reset();  // so that a read ends when the process does
+    if (!pid.ok()) return absl::UnavailableError(pid.status().message());
+    pid_ = *pid;
+    if (absl::Status status = Write(EncodeSetup(setup_), deadline_ns); !status.ok()) return status;
+    FrameReader reader;
+    if (absl::Status status = Read(reader, deadline_ns).status(); !status.ok()) return status;
   }
-  socket_ = UniqueFd(ends[0]);
-  UniqueFd theirs(ends[1]);
-  const absl::StatusOr<pid_t> pid = Spawn({.words = {program_, "compile-constraints"},
-                                           .environment = OwnEnvironment(),
-                                           .output = theirs.get(),
-                                           .drops_errors = true});
-  theirs.Reset();  // so that a read ends when the process does
-  if (!pid.ok()) return absl::UnavailableError(pid.status().message());
-  pid_ = *pid;
-  if (absl::Status status = Write(EncodeSetup(setup_), deadline_ns); !status.ok()) return status;
-  return Read(deadline_ns).status();
+  // Only now, since a busy machine would make the start take seconds.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(pid_), nice_);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::string>> CompileProcess::Ask(const Constraint& constraint,
+                                                               std::int64_t deadline_ns) {
+  const std::int64_t turn_ns = absl::ToInt64Nanoseconds(priority_.starving);
+  if (absl::Status sent = Write(EncodeConstraint(constraint), deadline_ns); !sent.ok()) return sent;
+  FrameReader reader;
+  const std::int64_t cpu_ns = CpuNs(), begin_ns = SteadyClock().NowNs();
+  for (std::int64_t turns = 1;; ++turns) {
+    const std::int64_t end_ns = begin_ns + turns * turn_ns;
+    const bool may_rise = nice_ > 0 && end_ns < deadline_ns;
+    absl::StatusOr<std::string> message = Read(reader, may_rise ? end_ns : deadline_ns);
+    if (message.ok()) return std::make_optional(*std::move(message));
+    if (!absl::IsDeadlineExceeded(message.status()) || !may_rise) return message.status();
+    if (CpuNs() - cpu_ns < turns * turn_ns / 200) return std::nullopt;
+  }
+}
+
+void CompileProcess::RaisePriority() {
+  // A process may not raise its own, so another one begins with that of the worker.
+  End();
+  nice_ /= 2;
+  raised_until_ns_ = SteadyClock().NowNs() + absl::ToInt64Nanoseconds(priority_.raised);
+}
+
+std::int64_t CompileProcess::CpuNs() const {
+  clockid_t clock;
+  timespec used{};
+  if (clock_getcpuclockid(pid_, &clock) == 0) clock_gettime(clock, &used);
+  return used.tv_sec * 1'000'000'000 + used.tv_nsec;
 }
 
 absl::Status CompileProcess::Await(short events, std::int64_t deadline_ns) {
@@ -105,8 +143,7 @@ absl::Status CompileProcess::Write(absl::string_view message, std::int64_t deadl
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> CompileProcess::Read(std::int64_t deadline_ns) {
-  FrameReader reader;
+absl::StatusOr<std::string> CompileProcess::Read(FrameReader& reader, std::int64_t deadline_ns) {
   while (true) {
     if (absl::Status status = Await(POLLIN, deadline_ns); !status.ok()) return status;
     if (const absl::StatusOr<bool> read = reader.ReadFrom(socket_.get()); !read.ok()) {

@@ -33,7 +33,7 @@ GrammarCompiler::GrammarCompiler(CompilerOptions options, ConstraintVocabulary v
       grammars_(std::move(grammars)),
       clock_(clock),
       on_done_(std::move(on_done)),
-      process_(options_.program, {options_.limits, std::move(vocabulary)}) {}
+      process_(options_.program, {options_.limits, std::move(vocabulary)}, options_.priority) {}
 
 GrammarCompiler::~GrammarCompiler() {
   std::thread thread;

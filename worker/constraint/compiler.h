@@ -33,6 +33,7 @@ namespace flotilla::worker {
 struct CompilerOptions {
   std::string program = "/proc/self/exe";
   CompileLimits limits;
+  CompilePriority priority;
   std::size_t queue = 64;               // constraints that wait; more are refused
   std::size_t cache_bytes = 64u << 20;  // of grammars and texts
   // From the first request for a constraint to its grammar.

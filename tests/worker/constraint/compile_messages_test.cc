@@ -6,14 +6,12 @@ namespace flotilla::worker {
 namespace {
 
 TEST(CompileMessages, KeepTheirValues) {
-  const CompileSetup setup{
-      .limits = {.cpu_us = 1, .nice = 4, .memory_bytes = 2, .compiled_bytes = 3},
-      .vocabulary = SmallVocabulary()};
+  const CompileSetup setup{.limits = {.cpu_us = 1, .memory_bytes = 2, .compiled_bytes = 3},
+                           .vocabulary = SmallVocabulary()};
   const auto read = DecodeSetup(EncodeSetup(setup));
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read->vocabulary, setup.vocabulary);
   EXPECT_EQ(read->limits.cpu_us, 1);
-  EXPECT_EQ(read->limits.nice, 4);
   EXPECT_EQ(read->limits.memory_bytes, 2u);
   EXPECT_EQ(read->limits.compiled_bytes, 3u);
   const Constraint constraint{Constraint::Kind::kGrammar, std::string("a\0b", 3)};

@@ -37,6 +37,7 @@ class CompilerTest : public ::testing::Test {
 TEST_F(CompilerTest, StartsNothingBeforeTheFirstConstraint) {
   CompilerOptions options;
   options.program = FLOTILLA_PROGRAM;
+  options.priority.starving = absl::Minutes(1);  // whatever else the machine does
   Start(options);
   EXPECT_EQ(CompileProcessId(), 0);
   EXPECT_TRUE(Compile(Regex("a+")).ok());
@@ -66,6 +67,38 @@ TEST_F(CompilerTest, StandardErrorIsNotTheSocket) {
   EXPECT_TRUE(grammar.ok()) << grammar.status();
   compiler_.reset();
   std::filesystem::remove(program);
+}
+
+// As on a machine with much to do: the process is stopped, so it has no time at all.
+TEST_F(CompilerTest, AStarvedCompileBeginsAgainAtAHigherPriority) {
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
+  options.limits.cpu_us = 60'000'000;
+  options.priority = {.nice = 4, .starving = absl::Seconds(1), .raised = absl::Minutes(5)};
+  Start(options);
+  ASSERT_TRUE(Compile(Regex("a+")).ok());
+  const pid_t first = CompileProcessId();
+  EXPECT_EQ(getpriority(PRIO_PROCESS, first), 4);
+  kill(first, SIGSTOP);
+  EXPECT_TRUE(Compile(Regex("b+")).ok());
+  const pid_t second = CompileProcessId();
+  EXPECT_NE(second, first);
+  EXPECT_EQ(getpriority(PRIO_PROCESS, second), 2);
+  EXPECT_TRUE(Compile(Regex("c+")).ok());
+  EXPECT_EQ(getpriority(PRIO_PROCESS, second), 2);  // it is kept for a while
+  EXPECT_EQ(CompileProcessId(), second);
+}
+
+TEST_F(CompilerTest, AHigherPriorityEnds) {
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
+  options.priority = {.nice = 4, .starving = absl::Seconds(1), .raised = absl::ZeroDuration()};
+  Start(options);
+  ASSERT_TRUE(Compile(Regex("a+")).ok());
+  kill(CompileProcessId(), SIGSTOP);
+  EXPECT_TRUE(Compile(Regex("b+")).ok());
+  const pid_t second = CompileProcessId();
+  EXPECT_TRUE(Compile(Regex("c+")).ok());
+  EXPECT_EQ(CompileProcessId(), second);
+  EXPECT_EQ(getpriority(PRIO_PROCESS, second), 4);
 }
 
 TEST_F(CompilerTest, KeepsGrammarsAndRefusals) {

@@ -350,7 +350,7 @@ TEST(ConstraintMasksSpeed, Measure) {
   const SteadyClock clock;
   CompilerOptions compiler;
   compiler.program = FLOTILLA_PROGRAM;
-  compiler.limits.nice = 0;
+  compiler.priority.nice = 0;
   const auto room =
       *ConstraintMasks::Create({.vocabulary = words, .compiler = compiler, .clock = &clock});
   const std::string field = R"("type":"object","additionalProperties":false,)";

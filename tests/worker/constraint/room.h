@@ -42,7 +42,7 @@ inline CompilerOptions SmallCompiler(std::string program) {
   options.program = std::move(program);
   options.patience = absl::Minutes(1);
   options.limits.cpu_us = 100'000;
-  options.limits.nice = 0;  // so that no other test makes this one wait
+  options.priority.nice = 0;  // so that no other test makes this one wait
   options.limits.memory_bytes = 512u << 20;
   return options;
 }
