@@ -1,5 +1,6 @@
 // Takes recorded answers of models apart: each whole, in every two pieces, in random pieces and
-// byte by byte. tests/data/outputs.jsonl has them with what they say.
+// byte by byte. outputs.jsonl and rendered_outputs.jsonl in tests/data have them with what they
+// say; tests/golden/make/render_outputs.py has made the second.
 #include "router/core/tools/output_parser.h"
 
 #include <algorithm>
@@ -54,9 +55,8 @@ std::shared_ptr<const ArgumentTypes> TypesOf(const json& parameters) {
   return types;
 }
 
-std::vector<Recorded> ReadAll() {
-  std::vector<Recorded> all;
-  std::ifstream file("tests/data/outputs.jsonl");
+void ReadFrom(const std::string& path, std::vector<Recorded>& all) {
+  std::ifstream file(path);
   EXPECT_TRUE(file.is_open()) << "run the test from the source folder";
   for (std::string line; std::getline(file, line);) {
     const json row = json::parse(line);
@@ -73,6 +73,12 @@ std::vector<Recorded> ReadAll() {
       one.expected.calls.push_back({call[0], call[1]});
     all.push_back(std::move(one));
   }
+}
+
+std::vector<Recorded> ReadAll() {
+  std::vector<Recorded> all;
+  ReadFrom("tests/data/outputs.jsonl", all);
+  ReadFrom("tests/data/rendered_outputs.jsonl", all);
   return all;
 }
 
@@ -113,7 +119,7 @@ Message Parse(const OutputOptions& options, const std::vector<std::string>& piec
 
 TEST(OutputParser, TakesRecordedAnswersApart) {
   const std::vector<Recorded> all = ReadAll();
-  EXPECT_GT(all.size(), 125u);
+  EXPECT_GT(all.size(), 270u);
   for (const Recorded& one : all) {
     EXPECT_EQ(Parse(one.options, {one.text}), one.expected) << one.name << ": " << one.text;
   }
