@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Remote, EngineContract,
                                                       [] { return std::make_unique<Remote>(); }}),
                          EngineCaseName);
 
-TokenizedRequest Request(std::uint64_t number, std::uint32_t max_tokens) {
+TokenizedRequest ShortPrompt(std::uint64_t number, std::uint32_t max_tokens) {
   return TestRequest({5, number}, {1, 2, 3, 4}, max_tokens);
 }
 
@@ -108,7 +108,7 @@ class RemoteEngineTest : public ::testing::Test {
 
 TEST_F(RemoteEngineTest, WhatWasThereIsGivenBackAndTheRestRefused) {
   Begin();
-  Submit(Request(1, 40));
+  Submit(ShortPrompt(1, 40));
   PumpUntil([&] { return recorder_->TokenCount({5, 1}) >= 5; });
   GoAway();
   WaitUntil([&] { return recorder_->Ended({5, 1}); });
@@ -116,7 +116,7 @@ TEST_F(RemoteEngineTest, WhatWasThereIsGivenBackAndTheRestRefused) {
   ASSERT_EQ(part.sequence_ends.size(), 1u);
   EXPECT_EQ(part.sequence_ends[0].reason, FinishReason::kMoved);
   EXPECT_TRUE(absl::IsUnavailable(part.ends[0].status)) << part.ends[0].status;
-  TokenizedRequest again = Request(2, 3);
+  TokenizedRequest again = ShortPrompt(2, 3);
   again.attempt = Attempt(1);
   Submit(again);
   EXPECT_TRUE(absl::IsUnavailable(recorder_->Answer({5, 2}).ends[0].status));
@@ -126,7 +126,7 @@ TEST_F(RemoteEngineTest, WhatWasThereIsGivenBackAndTheRestRefused) {
 // The new scheduler may still be the old one, with the request about to end there.
 TEST_F(RemoteEngineTest, TheSameSchedulerTakesItAgainAfterABrokenStream) {
   Begin();
-  TokenizedRequest request = Request(1, 40);
+  TokenizedRequest request = ShortPrompt(1, 40);
   Submit(request);
   PumpUntil([&] { return recorder_->TokenCount(request.id) >= 5; });
   remote_->Stop();  // as a router that dies
@@ -151,7 +151,7 @@ class WaitingReplayTest : public RemoteEngineTest {
     Begin();
     second_ = Attach(port_, clock_);
     WaitUntil([&] { return second_->Load().ready; });
-    request_ = Request(1, 50);
+    request_ = ShortPrompt(1, 50);
     request_.sequences = sequences;
     Submit(request_);
     WaitUntil([&] { return scheduler_->engine().Load().running_requests == 1; });
@@ -222,8 +222,8 @@ TEST_F(WaitingReplayTest, CancelsOfAllSequencesOneByOneEndIt) {
 
 TEST_F(RemoteEngineTest, ARouterThatGoesIsCancelled) {
   Begin();
-  Submit(Request(1, 1000));
-  Submit(Request(2, 1000));
+  Submit(ShortPrompt(1, 1000));
+  Submit(ShortPrompt(2, 1000));
   PumpUntil([&] { return recorder_->TokenCount({5, 2}) >= 2; });
   remote_->Stop();
   PumpUntil([&] { return scheduler_->engine().Load().blocks_used == 0; });

@@ -20,7 +20,8 @@ constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kDim = 12
 constexpr int kVocabulary = 128'256, kTopN = 64, kContext = 1024;
 constexpr int kRows[] = {1, 16, 64, 512};
 constexpr int kMostRows = 512;
-constexpr int kSequences = 64;  // of attention: later rows share the sequences of the first ones
+constexpr int kAttentionSequences =
+    64;  // of attention: later rows share the sequences of the first ones
 
 constexpr WeightEncoding kQ4{.numbers = WeightEncoding::Numbers::kCodes, .low = -8, .high = 7};
 constexpr WeightEncoding kQ8{.numbers = WeightEncoding::Numbers::kCodes, .low = -128, .high = 127};
@@ -221,17 +222,18 @@ class OpTimes {
     // The blocks of a sequence lie one after the other, which no kernel knows.
     constexpr int kBlocks = kContext / kKvRecordTokens, kSegments = SegmentsOf(kContext - 1);
     const int64_t record = KvRecordBytes(KvType::kBf16, kDim);
-    std::vector<int64_t> begins(kSequences);
-    for (int i = 0; i < kSequences; ++i) begins[i] = int64_t{i} * kBlocks;
-    const KvView cache{.type = KvType::kBf16,
-                       .dim = kDim,
-                       .base = arrays_.Make<std::byte>(record * kKvHeads * kBlocks * kSequences),
-                       .block_stride = record * kKvHeads,
-                       .head_stride = record,
-                       .blocks = arrays_.Upload(Ascending(kBlocks * kSequences, 1)),
-                       .begins = arrays_.Upload(begins)};
+    std::vector<int64_t> begins(kAttentionSequences);
+    for (int i = 0; i < kAttentionSequences; ++i) begins[i] = int64_t{i} * kBlocks;
+    const KvView cache{
+        .type = KvType::kBf16,
+        .dim = kDim,
+        .base = arrays_.Make<std::byte>(record * kKvHeads * kBlocks * kAttentionSequences),
+        .block_stride = record * kKvHeads,
+        .head_stride = record,
+        .blocks = arrays_.Upload(Ascending(kBlocks * kAttentionSequences, 1)),
+        .begins = arrays_.Upload(begins)};
     std::vector<int32_t> sequence_of(kMostRows);
-    for (int i = 0; i < kMostRows; ++i) sequence_of[i] = i % kSequences;
+    for (int i = 0; i < kMostRows; ++i) sequence_of[i] = i % kAttentionSequences;
     const int32_t* const sequences = arrays_.Upload(sequence_of);
     const int32_t* const first_segments = arrays_.Upload(Ascending(kMostRows + 1, kSegments));
     std::vector<int32_t> rows_of_segments(kMostRows * kSegments);
@@ -242,7 +244,7 @@ class OpTimes {
         arrays_.Make<float>(int64_t{kMostRows} * kSegments * kHeads * (kDim + 2));
     for (const int rows : kRows) {
       // Rows of one sequence would write to one place.
-      if (rows <= kSequences) {
+      if (rows <= kAttentionSequences) {
         const KvWriteArgs args{.cache = cache,
                                .rows = rows,
                                .heads = kKvHeads,
@@ -272,9 +274,9 @@ class OpTimes {
                                .out = out_,
                                .out_stride = kHidden};
       Time("paged_attention",
-           absl::StrCat(rows, " rows of ", std::min(rows, kSequences), " sequences, ", kContext,
-                        " tokens each, bf16"),
-           rows > kSequences ? 0 : record * kKvHeads * kBlocks * rows,
+           absl::StrCat(rows, " rows of ", std::min(rows, kAttentionSequences), " sequences, ",
+                        kContext, " tokens each, bf16"),
+           rows > kAttentionSequences ? 0 : record * kKvHeads * kBlocks * rows,
            [&] { return ops_.paged_attention(args, stream_); });
     }
   }

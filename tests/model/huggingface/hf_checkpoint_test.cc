@@ -24,7 +24,7 @@ namespace flotilla::model {
 namespace {
 
 using ::testing::HasSubstr;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // A folder with a tiny Llama, which a test then changes.
 class HfCheckpointTest : public ::testing::Test {
@@ -36,11 +36,11 @@ class HfCheckpointTest : public ::testing::Test {
   }
 
   std::string PathOf(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
-  Json Read(const std::string& name) const {
+  OrderedJson Read(const std::string& name) const {
     std::ifstream file(PathOf(name));
-    return Json::parse(file);
+    return OrderedJson::parse(file);
   }
-  void Write(const std::string& name, const Json& content) {
+  void Write(const std::string& name, const OrderedJson& content) {
     testing::WriteFile(PathOf(name), content.dump());
   }
   // The error of opening the folder and reading what it is.
@@ -50,9 +50,9 @@ class HfCheckpointTest : public ::testing::Test {
     return std::string(LoadSpec(**file).status().message());
   }
   // The error after a value of config.json was set.
-  std::string ErrorWith(const std::string& key, const Json& value) {
-    const Json before = Read("config.json");
-    Json changed = before;
+  std::string ErrorWith(const std::string& key, const OrderedJson& value) {
+    const OrderedJson before = Read("config.json");
+    OrderedJson changed = before;
     changed[key] = value;
     Write("config.json", changed);
     std::string error = Error();
@@ -64,7 +64,7 @@ class HfCheckpointTest : public ::testing::Test {
   void AddTensor(const testing::HfTensor& tensor) {
     const std::string file = absl::StrCat(tensor.name, ".safetensors");
     testing::WriteFile(PathOf(file), testing::Safetensors({tensor}));
-    Json index = Read("model.safetensors.index.json");
+    OrderedJson index = Read("model.safetensors.index.json");
     index["weight_map"][tensor.name] = file;
     Write("model.safetensors.index.json", index);
   }
@@ -99,7 +99,7 @@ TEST_F(HfCheckpointTest, NewAndOldNumbersOfRope) {
     EXPECT_TRUE(spec.ok()) << spec.status();
     return spec->ropes[0].frequencies;
   };
-  Json config = Read("config.json");
+  OrderedJson config = Read("config.json");
   const auto old = rope();
   config["rope_parameters"] = {{"rope_theta", config["rope_theta"]}, {"rope_type", "default"}};
   config.erase("rope_theta");
@@ -125,7 +125,7 @@ TEST_F(HfCheckpointTest, NewAndOldNumbersOfRope) {
 
 // The numbers are those of transformers 5.24 (modeling_rope_utils.py).
 TEST_F(HfCheckpointTest, DynamicScalingAndLongRopeGoByTheServedContext) {
-  Json config = Read("config.json");
+  OrderedJson config = Read("config.json");
   const auto read = [&](std::uint32_t served) {
     Write("config.json", config);
     const auto file = OpenCheckpoint(folder_);
@@ -276,7 +276,7 @@ TEST_F(HfCheckpointTest, RefusalsKeepTheBoundOfMemory) {
 }
 
 TEST_F(HfCheckpointTest, TheIndexNamesFewFiles) {
-  Json index = {{"weight_map", Json::object()}};
+  OrderedJson index = {{"weight_map", OrderedJson::object()}};
   for (int i = 0; i < 1001; ++i) {
     index["weight_map"][absl::StrCat(i)] = absl::StrCat(i, ".safetensors");
   }
@@ -286,9 +286,9 @@ TEST_F(HfCheckpointTest, TheIndexNamesFewFiles) {
 
 TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
   const std::string index = "model.safetensors.index.json";
-  const Json good = Read(index);
-  const auto with = [&](const std::string& tensor, const Json& file) {
-    Json changed = good;
+  const OrderedJson good = Read(index);
+  const auto with = [&](const std::string& tensor, const OrderedJson& file) {
+    OrderedJson changed = good;
     changed["weight_map"][tensor] = file;
     Write(index, changed);
     return Error();
@@ -304,13 +304,13 @@ TEST_F(HfCheckpointTest, TheIndexAndItsFilesAgree) {
   EXPECT_THAT(with("more.weight", "none.safetensors"),
               AllOf(HasSubstr("cannot open"),
                     HasSubstr("none.safetensors, which model.safetensors.index.json lists")));
-  Json without = good;
+  OrderedJson without = good;
   without["weight_map"].erase("model.norm.weight");
   Write(index, without);
   EXPECT_THAT(Error(), HasSubstr("tensor model.norm.weight is not listed"));
   Write(index, good);
   std::filesystem::copy(PathOf(one), PathOf("copy.safetensors"));
-  Json twice = good;
+  OrderedJson twice = good;
   for (auto& [tensor, file] : twice["weight_map"].items()) {
     if (tensor == "model.norm.weight") file = "copy.safetensors";
   }
@@ -333,7 +333,7 @@ TEST_F(HfCheckpointTest, WeightsOfPyTorchAreNamed) {
 
 TEST_F(HfCheckpointTest, TheHeadIsTheTokenTableIfTheConfigSaysSo) {
   const auto tied = [&](bool value) {
-    Json config = Read("config.json");
+    OrderedJson config = Read("config.json");
     config["tie_word_embeddings"] = value;
     Write("config.json", config);
     const auto spec = LoadSpec(**OpenCheckpoint(folder_));
@@ -352,8 +352,8 @@ TEST_F(HfCheckpointTest, TheHeadIsTheTokenTableIfTheConfigSaysSo) {
 // By transformers' _compute_yarn_parameters: without a factor, 0.1 ln(4) + 1, or the quotient of
 // two such numbers.
 TEST_F(HfCheckpointTest, YarnHasAMagnitude) {
-  const auto magnitude = [&](const Json& more) {
-    Json config = Read("config.json");
+  const auto magnitude = [&](const OrderedJson& more) {
+    OrderedJson config = Read("config.json");
     config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
     config["rope_scaling"].update(more);
     Write("config.json", config);
@@ -394,11 +394,14 @@ TEST_F(HfCheckpointTest, ValuesOfOtherTypesAreRefused) {
   EXPECT_THAT(ErrorWith("tie_word_embeddings", "no"), HasSubstr("is not true or false"));
   EXPECT_THAT(ErrorWith("use_sliding_window", 1), HasSubstr("is not true or false"));
   EXPECT_THAT(ErrorWith("rope_scaling", "yarn"), HasSubstr("rope_scaling is not an object"));
-  EXPECT_THAT(ErrorWith("text_config", Json::array()), HasSubstr("text_config is not an object"));
-  for (const Json& part : {Json("0.5"), Json(0), Json(-3), Json(1.5)}) {
+  EXPECT_THAT(ErrorWith("text_config", OrderedJson::array()),
+              HasSubstr("text_config is not an object"));
+  for (const OrderedJson& part :
+       {OrderedJson("0.5"), OrderedJson(0), OrderedJson(-3), OrderedJson(1.5)}) {
     EXPECT_THAT(ErrorWith("partial_rotary_factor", part), HasSubstr("is not above 0 and up to 1"));
   }
-  for (const Json& ends : {Json("x"), Json(-1), Json(true), Json(1.0), Json({{1}})}) {
+  for (const OrderedJson& ends : {OrderedJson("x"), OrderedJson(-1), OrderedJson(true),
+                                  OrderedJson(1.0), OrderedJson({{1}})}) {
     EXPECT_THAT(ErrorWith("eos_token_id", ends), HasSubstr("config.json: eos_token_id is neither"));
   }
 }
@@ -456,15 +459,15 @@ TEST_F(HfCheckpointTest, LinksStayInTheFolderOrInTheHubsCache) {
 }
 
 TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
-  const Json good = Read("tokenizer.json");
-  const auto error = [&](const Json& tokenizer) {
+  const OrderedJson good = Read("tokenizer.json");
+  const auto error = [&](const OrderedJson& tokenizer) {
     Write("tokenizer.json", tokenizer);
     const auto file = OpenCheckpoint(folder_);
     EXPECT_TRUE(file.ok()) << file.status();
     return std::string((*file)->ReadTokenizer().status().message());
   };
   EXPECT_EQ(error(good), "");
-  Json changed = good;
+  OrderedJson changed = good;
   changed["model"]["type"] = "WordLevel";
   EXPECT_THAT(error(changed), HasSubstr("the model 'WordLevel' is not supported"));
   changed = good;
@@ -502,7 +505,7 @@ TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {
 TEST_F(HfCheckpointTest, KnownPatternsAndUnusedIds) {
   const std::string before = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)",
                     after = R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-  Json tokenizer = Read("tokenizer.json"), config = Read("config.json");
+  OrderedJson tokenizer = Read("tokenizer.json"), config = Read("config.json");
   const auto read = [&](const std::string& digits) {
     tokenizer["pre_tokenizer"]["pretokenizers"][0] = {
         {"type", "Split"},
@@ -548,7 +551,7 @@ TEST_F(HfCheckpointTest, KnownPatternsAndUnusedIds) {
 }
 
 TEST_F(HfCheckpointTest, RowsBeyondTheTokensBelongToNone) {
-  Json tokenizer = Read("tokenizer.json");
+  OrderedJson tokenizer = Read("tokenizer.json");
   const std::size_t rows = testing::TinyModelOptions().vocab;
   for (auto id = rows - 1; tokenizer["added_tokens"].back()["id"] == id && id > 310; --id) {
     tokenizer["added_tokens"].erase(tokenizer["added_tokens"].size() - 1);
@@ -563,14 +566,15 @@ TEST_F(HfCheckpointTest, RowsBeyondTheTokensBelongToNone) {
 // A generation_config.json may list many tokens that end an answer.
 TEST_F(HfCheckpointTest, ManyTokensEndAnAnswer) {
   const auto write = [&](int config, int generation) {
-    Json changed = Read("config.json"), list = Json::array(), all = Json::array();
+    OrderedJson changed = Read("config.json"), list = OrderedJson::array(),
+                all = OrderedJson::array();
     for (int id = 10; id < 10 + config; ++id) list.push_back(id);
     for (int id = 10; id < 10 + generation; ++id) all.push_back(id);
     changed["eos_token_id"] = list;
     Write("config.json", changed);
     Write("generation_config.json", {{"eos_token_id", all}});
   };
-  Json settings = Read("tokenizer_config.json");
+  OrderedJson settings = Read("tokenizer_config.json");
   write(40, 63);
   const auto file = OpenCheckpoint(folder_);
   ASSERT_TRUE(file.ok()) << file.status();
@@ -592,8 +596,8 @@ TEST_F(HfCheckpointTest, ManyTokensEndAnAnswer) {
 }
 
 TEST_F(HfCheckpointTest, SamplingAndTokensOfTemplatesAreWhatTheFilesSay) {
-  const auto read = [&](const Json& generation, const Json& pad) {
-    Json settings = Read("tokenizer_config.json");
+  const auto read = [&](const OrderedJson& generation, const OrderedJson& pad) {
+    OrderedJson settings = Read("tokenizer_config.json");
     settings["pad_token"] = settings["unk_token"] = pad;
     Write("tokenizer_config.json", settings);
     Write("generation_config.json", generation);
@@ -636,8 +640,8 @@ TEST_F(HfCheckpointTest, ChatTemplatesHaveNames) {
       text += named.name + "=" + named.text + " ";
     return text;
   };
-  Json config = Read("tokenizer_config.json");
-  config["chat_template"] = Json::array(
+  OrderedJson config = Read("tokenizer_config.json");
+  config["chat_template"] = OrderedJson::array(
       {{{"name", "tool_use"}, {"template", "tools"}}, {{"name", "rag"}, {"template", "r"}}});
   Write("tokenizer_config.json", config);
   EXPECT_THAT(std::string(read().status().message()),
@@ -676,10 +680,10 @@ TEST_F(HfCheckpointTest, ChatTemplatesHaveNames) {
 
 // Rules are by far the most of a large tokenizer.json. They take no JSON values.
 TEST_F(HfCheckpointTest, ManyRulesTakeLittleMemory) {
-  const Json good = Read("tokenizer.json");
+  const OrderedJson good = Read("tokenizer.json");
   std::string rules;
   const auto write = [&] {
-    Json tokenizer = good;
+    OrderedJson tokenizer = good;
     tokenizer["model"]["merges"] = "@rules@";
     std::string text = tokenizer.dump();
     text.replace(text.find("\"@rules@\""), 9, rules);
@@ -715,12 +719,12 @@ TEST_F(HfCheckpointTest, ManyRulesTakeLittleMemory) {
 }
 
 TEST_F(HfCheckpointTest, RulesAreStringsOrPairs) {
-  const Json good = Read("tokenizer.json");
-  const auto read = [&](const Json& rules) {
-    Json tokenizer = good;
+  const OrderedJson good = Read("tokenizer.json");
+  const auto read = [&](const OrderedJson& rules) {
+    OrderedJson tokenizer = good;
     tokenizer["model"]["merges"] = rules;
     // A list of that name elsewhere means nothing.
-    tokenizer["other"] = {{"merges", Json::array({1, {{"merges", {2}}}})}};
+    tokenizer["other"] = {{"merges", OrderedJson::array({1, {{"merges", {2}}}})}};
     tokenizer["model"]["other"] = {{"merges", {3}}};
     Write("tokenizer.json", tokenizer);
     const auto file = OpenCheckpoint(folder_);
@@ -730,27 +734,27 @@ TEST_F(HfCheckpointTest, RulesAreStringsOrPairs) {
   const auto both = read({"a b", {"c", "d"}, "e f"});
   ASSERT_TRUE(both.ok()) << both.status();
   EXPECT_EQ(both->merges, (std::vector<std::string>{"a b", "c d", "e f"}));
-  EXPECT_TRUE(read(Json::array())->merges.empty());
+  EXPECT_TRUE(read(OrderedJson::array())->merges.empty());
   EXPECT_THAT(std::string(read("a b").status().message()), HasSubstr("model.merges is no list"));
-  const std::vector<Json> wrong = {Json(7),
-                                   Json(nullptr),
-                                   Json::array(),
-                                   Json::array({"a"}),
-                                   Json::array({"a", "b", "c"}),
-                                   Json::array({"a", 1}),
-                                   Json::array({1, "a", "b"}),
-                                   Json::object(),
-                                   {{"a", "b"}, {"c", "d"}},
-                                   Json::array({"a", Json::array({"b"})}),
-                                   Json::array({Json::object(), "a", "b"})};
-  for (const Json& each : wrong) {
-    EXPECT_THAT(std::string(read(Json::array({"a b", each, "c d"})).status().message()),
+  const std::vector<OrderedJson> wrong = {OrderedJson(7),
+                                          OrderedJson(nullptr),
+                                          OrderedJson::array(),
+                                          OrderedJson::array({"a"}),
+                                          OrderedJson::array({"a", "b", "c"}),
+                                          OrderedJson::array({"a", 1}),
+                                          OrderedJson::array({1, "a", "b"}),
+                                          OrderedJson::object(),
+                                          {{"a", "b"}, {"c", "d"}},
+                                          OrderedJson::array({"a", OrderedJson::array({"b"})}),
+                                          OrderedJson::array({OrderedJson::object(), "a", "b"})};
+  for (const OrderedJson& each : wrong) {
+    EXPECT_THAT(std::string(read(OrderedJson::array({"a b", each, "c d"})).status().message()),
                 HasSubstr("tokenizer.json: merge 1 is neither a string nor two"))
         << each;
   }
-  Json deep = 1;
-  for (int i = 0; i < 20; ++i) deep = Json::array({deep});
-  Json tokenizer = good;
+  OrderedJson deep = 1;
+  for (int i = 0; i < 20; ++i) deep = OrderedJson::array({deep});
+  OrderedJson tokenizer = good;
   tokenizer["model"]["merges"] = deep;
   Write("tokenizer.json", tokenizer);
   EXPECT_THAT(Error(), HasSubstr("nested more than 16 deep"));
@@ -762,11 +766,11 @@ TEST(HfTokenizer, IsTheBundleThatGgufHas) {
   ASSERT_TRUE(gguf.ok()) << gguf.status();
   const TokenizerBundle expected = *(*gguf)->ReadTokenizer();
   const testing::ScratchDirectory scratch;
-  Json config = testing::TokenizerConfigJson(expected);
+  OrderedJson config = testing::TokenizerConfigJson(expected);
   config["pad_token"] = expected.tokens.at(expected.pad);
   config["unk_token"] = expected.tokens.at(expected.unknown);
   const std::string text = *expected.chat_template;
-  config["chat_template"] = Json::array(
+  config["chat_template"] = OrderedJson::array(
       {{{"name", "tool_use"}, {"template", "x"}}, {{"name", "default"}, {"template", text}}});
   testing::WriteFile(scratch.path() + "/tokenizer.json", testing::TokenizerJson(expected).dump());
   testing::WriteFile(scratch.path() + "/tokenizer_config.json", config.dump());
