@@ -25,6 +25,7 @@ CompileProcess::CompileProcess(std::string program, CompileSetup setup, CompileP
     : program_(std::move(program)),
       setup_(std::move(setup)),
       priority_(priority),
+      highest_(getpriority(PRIO_PROCESS, 0) + CompilePriority::kHighest),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       nice_(priority.nice) {}
 
@@ -79,8 +80,10 @@ absl::Status CompileProcess::Start(std::int64_t deadline_ns) {
     FrameReader reader;
     if (absl::Status status = Read(reader, deadline_ns).status(); !status.ok()) return status;
   }
-  // Only now, since a busy machine would make the start take seconds.
-  setpriority(PRIO_PROCESS, static_cast<id_t>(pid_), nice_);
+  // Only now, since a busy machine would make the start take seconds. A process that runs is never
+  // given a higher priority, for which it would need a privilege.
+  const auto id = static_cast<id_t>(pid_);
+  if (nice_ > getpriority(PRIO_PROCESS, id)) setpriority(PRIO_PROCESS, id, nice_);
   return absl::OkStatus();
 }
 
@@ -89,28 +92,31 @@ absl::StatusOr<std::optional<std::string>> CompileProcess::Ask(const Constraint&
   const std::int64_t turn_ns = absl::ToInt64Nanoseconds(priority_.starving);
   if (absl::Status sent = Write(EncodeConstraint(constraint), deadline_ns); !sent.ok()) return sent;
   FrameReader reader;
-  const std::int64_t cpu_ns = CpuNs(), begin_ns = SteadyClock().NowNs();
-  for (std::int64_t turns = 1;; ++turns) {
-    const std::int64_t end_ns = begin_ns + turns * turn_ns;
-    const bool may_rise = nice_ > 0 && end_ns < deadline_ns;
+  while (true) {
+    const std::optional<std::int64_t> cpu_ns = CpuNs();
+    const std::int64_t end_ns = SteadyClock().NowNs() + turn_ns;
+    const bool may_rise = nice_ > highest_ && end_ns < deadline_ns;
     absl::StatusOr<std::string> message = Read(reader, may_rise ? end_ns : deadline_ns);
     if (message.ok()) return std::make_optional(*std::move(message));
     if (!absl::IsDeadlineExceeded(message.status()) || !may_rise) return message.status();
-    if (CpuNs() - cpu_ns < turns * turn_ns / 200) return std::nullopt;
+    const std::optional<std::int64_t> now_cpu_ns = CpuNs();
+    if (cpu_ns && now_cpu_ns && *now_cpu_ns - *cpu_ns < turn_ns / 200) return std::nullopt;
   }
 }
 
 void CompileProcess::RaisePriority() {
   // A process may not raise its own, so another one begins with that of the worker.
   End();
-  nice_ /= 2;
+  nice_ = highest_ + (nice_ - highest_) / 2;
   raised_until_ns_ = SteadyClock().NowNs() + absl::ToInt64Nanoseconds(priority_.raised);
 }
 
-std::int64_t CompileProcess::CpuNs() const {
+std::optional<std::int64_t> CompileProcess::CpuNs() const {
   clockid_t clock;
-  timespec used{};
-  if (clock_getcpuclockid(pid_, &clock) == 0) clock_gettime(clock, &used);
+  timespec used;
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &used) != 0) {
+    return std::nullopt;
+  }
   return used.tv_sec * 1'000'000'000 + used.tv_nsec;
 }
 

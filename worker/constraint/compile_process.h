@@ -19,15 +19,17 @@
 
 namespace flotilla::worker {
 
-// The priority at which the process compiles, as nice values have it: the lowest, 19, for who gives
-// tokens to others must not wait for it. At this priority, though, a machine that has many other
-// things to do hardly runs it: with 13 processes for 2 cores, 10 ms of processor time took 11 s at
-// 19, and 1.6 s at 10. So a compile that does not get on begins again in another process, at half
-// the nice value, and so on.
+// The priority at which the process compiles, as nice values have it. It is the lowest, 19, because
+// those that generate tokens must not wait for it. At this priority, though, a machine that has
+// many other things to do hardly runs it: with 13 processes for 2 cores, 10 ms of processor time
+// took 11 s at 19, and 1.6 s at 10. So a compile that does not get on begins again in another
+// process, whose nice value is half as far from the highest one, and so on.
 struct CompilePriority {
   std::int32_t nice = 19;
-  // A compile that lasts as long, or longer, starves if it has had a processor for less than a
-  // 200th of the time. Beside one thread that always computes, it has a seventieth.
+  // The highest priority, as a nice value above the worker's own.
+  static constexpr std::int32_t kHighest = 5;
+  // A compile starves if it has a processor for less than a 200th of such a time. Beside one thread
+  // that always computes, it has a seventieth.
   absl::Duration starving = absl::Seconds(2);
   // How long later compiles keep a priority that was raised.
   absl::Duration raised = absl::Seconds(10);
@@ -53,13 +55,13 @@ class CompileProcess {
  private:
   // Makes the process ready for a constraint, and gives it its priority.
   absl::Status Start(std::int64_t deadline_ns);
-  // Has the constraint compiled. Nothing: it starves, and a higher priority is left.
+  // Has the constraint compiled. Returns nothing if it starves and the priority can be raised.
   absl::StatusOr<std::optional<std::string>> Ask(const Constraint& constraint,
                                                  std::int64_t deadline_ns);
   // Ends the process; the next one has a higher priority.
   void RaisePriority();
-  // The processor time that the process has had.
-  std::int64_t CpuNs() const;
+  // The processor time that the process has had; nothing if it cannot be read.
+  std::optional<std::int64_t> CpuNs() const;
   // UNAVAILABLE: the process has closed its socket. The other errors are those of Compile.
   absl::Status Write(absl::string_view message, std::int64_t deadline_ns);
   // Waits until the socket is ready for `events`.
@@ -74,10 +76,11 @@ class CompileProcess {
   const std::string program_;
   const CompileSetup setup_;
   const CompilePriority priority_;
-  UniqueFd stop_;  // an eventfd, readable from Stop on
+  const std::int32_t highest_;  // no nice value is less
+  UniqueFd stop_;               // an eventfd, readable from Stop on
   UniqueFd socket_;
   pid_t pid_ = 0;      // 0: none runs
-  std::int32_t nice_;  // below priority_.nice: it was raised
+  std::int32_t nice_;  // of the process, if that is more than the worker's own
   std::int64_t raised_until_ns_ = 0;
 };
 
