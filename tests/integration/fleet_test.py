@@ -154,8 +154,9 @@ def test_a_member_of_a_worker_group_that_goes_costs_a_pause(fleet, undisturbed, 
     check_that_the_group_is_started_again(fleet, undisturbed, number)
 
 
-def lose_group(worker, member, number):
-    """Sends a signal to a member of the group, and waits until the next group is ready."""
+def lose_group(worker, member, number, beside=None):
+    """Sends a signal to a member of the group, and perhaps to another one, and waits until the next
+    group is ready. Returns how many steps the worker had computed when the group was lost."""
     def restarts():
         return worker.metric("flotilla_worker_restarts_total")
 
@@ -163,6 +164,9 @@ def lose_group(worker, member, number):
     before = restarts()
     start = time.monotonic()
     os.kill(member, number)
+    if beside is not None:
+        os.kill(beside, number)
+    steps = worker.metric("flotilla_worker_steps_total")
     wait_until(lambda: restarts() == before + 1, "the loss is noticed", seconds=2)
     noticed = time.monotonic()
     wait_until(lambda: worker.members()[0] != [rank], "the group is ready again", seconds=5)
@@ -170,6 +174,7 @@ def lose_group(worker, member, number):
           f"noticed after {noticed - start:.2f} s, ready {time.monotonic() - noticed:.2f} s later")
     for pid in (rank, mpirun):
         assert not os.path.exists(f"/proc/{pid}"), "a member was left behind"
+    return steps
 
 
 def check_that_the_group_is_started_again(fleet, undisturbed, number):
@@ -212,9 +217,9 @@ def test_a_prompt_is_served_however_often_its_group_is_stopped(fleet):
         for _ in range(3):
             wait_until(lambda: steps() >= begin + steps_before_stop, "its prompt is under way",
                        seconds=120)
-            _, mpirun = fleet.worker.members()
-            lose_group(fleet.worker, mpirun, signal.SIGSTOP)
-            begin = steps()
+            (rank,), mpirun = fleet.worker.members()
+            # With the rank, which would compute on until the agent misses mpirun.
+            begin = lose_group(fleet.worker, mpirun, signal.SIGSTOP, beside=rank)
             assert stream.token_count() == 0, "its prompt was over"
         running.result()
     assert stream.answer() == undisturbed
