@@ -104,9 +104,10 @@ class TokenizerReader {
     bundle.sampling = ReadSampling();
     bundle.add_bos = Flag("tokenizer.ggml.add_bos_token");
     bundle.add_eos = Flag("tokenizer.ggml.add_eos_token");
-    if (bundle.kind == "gemma4") ReadCharacterRules(bundle);
+    const bool has_rules = bundle.kind == "gemma4";
+    if (has_rules) ReadCharacterRules(bundle);
     if (bundle.kind == "llama") {
-      const bool prefix = Flag("tokenizer.ggml.add_space_prefix").value_or(true);
+      const bool prefix = Flag("tokenizer.ggml.add_space_prefix").value_or(!has_rules);
       bundle.space_prefix = prefix ? SpacePrefix::kParts : SpacePrefix::kNone;
     }
     if (bundle.kind == "bert") ReadWordPiece(bundle);

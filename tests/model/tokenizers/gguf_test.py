@@ -163,14 +163,16 @@ def write_character_rules(path, reference, **changes):
         "tokenizer.ggml.scores": ((FLOAT,), [-1000.0] * len(tokens)),
         "tokenizer.ggml.merges": ((STRING,), [" ".join(merge) for merge in model["merges"]]),
         "tokenizer.ggml.unknown_token_id": (UINT32, model["vocab"]["<unk>"]),
-        "tokenizer.ggml.add_space_prefix": (BOOL, False),
     }
     write_gguf(path, entries | changes)
 
 
-def test_rules_of_characters(tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"tokenizer.ggml.add_space_prefix": (BOOL, False)}],
+                         ids=["by default", "as the file says"])
+def test_rules_of_characters(tmp_path, changes):
+    """No text gets a space in front."""
     reference = characters("gemma")
-    write_character_rules(tmp_path / "gemma4.gguf", reference)
+    write_character_rules(tmp_path / "gemma4.gguf", reference, **changes)
     texts = list(texts_of(random.Random("gemma4")))
     expected = [reference.encode(text).ids for text in texts]
     assert ask(tmp_path / "gemma4.gguf", [{"text": text} for text in texts]) == expected
