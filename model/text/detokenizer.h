@@ -16,9 +16,10 @@ class Tokenizer;
 class IncrementalDetokenizer {
  public:
   // `tokenizer` must outlive this object. With `skip_special`, control tokens and the unknown token
-  // give no text, else their names. In both cases they end a character that was still incomplete,
-  // but for names of bytes, which give the byte. `begins_text`: the tokens are a text by themselves
-  // and not the end of one, so that what Tokenizer::strips_first_space says counts.
+  // give no text, else their names. Either way they end a character that was still incomplete. Only
+  // names of bytes may go on with it, because they give the byte. `begins_text`: the tokens are a
+  // text by themselves and not the end of one, so that what Tokenizer::strips_first_space says
+  // counts.
   explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true,
                                   bool begins_text = false)
       : tokenizer_(tokenizer),
