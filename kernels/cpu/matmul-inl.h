@@ -86,24 +86,35 @@ FLOTILLA_INLINE void StoreTile(const Args& args, int row, int column,
 }
 
 // Adds the outliers of the blocks [begin, end) to the sums of R rows x H halves of a panel. They
-// are few, so they are multiplied one by one.
+// are few, so each is multiplied by itself: by one row after the other, or by R rows at once if the
+// path can transpose as many.
 template <class S, int R, int H>
 FLOTILLA_INLINE void AddOutliers(const MatrixView& w, int panel, int half, int begin, int end,
                                  const int16_t* const (&x)[R], TileSums<S, R * H>& acc) {
-  alignas(64) float sums[R * H * 16];
+  constexpr bool kTransposes = R == S::kTransposedRows;
+  alignas(64) float sums[R * H * 16];       // [R][columns]
+  alignas(64) float by_column[R * H * 16];  // the same, [columns][R]
+  alignas(64) int16_t by_k[kBlockK * R];    // a block of x
   FLOTILLA_UNROLL
   for (int i = 0; i < R * H; ++i) S::Store(sums + i * 16, acc.Get(i));
+  for (int i = 0; kTransposes && i < R * H * 16; ++i) by_column[i] = sums[i % R * H * 16 + i / R];
   for (int block = begin; block < end; ++block) {
+    if constexpr (kTransposes) S::TransposeBlock(x, block * kBlockK, by_k);
     w.ForEachOutlier(panel, block, half, H, [&](uint32_t word) FLOTILLA_INLINE_LAMBDA {
       const float outlier = S::HalfToFloat(OutlierValue(word));
-      const int k = block * kBlockK + OutlierK(word), column = OutlierColumn(word) - half * 16;
-      FLOTILLA_UNROLL
-      for (int r = 0; r < R; ++r) {
-        float& sum = sums[r * H * 16 + column];
-        sum = __builtin_fmaf(outlier, static_cast<float>(x[r][k]), sum);
+      const int k = OutlierK(word), column = OutlierColumn(word) - half * 16;
+      if constexpr (kTransposes) {
+        S::AddRows(outlier, by_k + S::TransposedAt(k), by_column + column * R);
+      } else {
+        FLOTILLA_UNROLL
+        for (int r = 0; r < R; ++r) {
+          float& sum = sums[r * H * 16 + column];
+          sum = __builtin_fmaf(outlier, static_cast<float>(x[r][block * kBlockK + k]), sum);
+        }
       }
     });
   }
+  for (int i = 0; kTransposes && i < R * H * 16; ++i) sums[i % R * H * 16 + i / R] = by_column[i];
   FLOTILLA_UNROLL
   for (int i = 0; i < R * H; ++i) acc.Set(i, S::Load(sums + i * 16));
 }

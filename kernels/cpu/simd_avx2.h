@@ -25,6 +25,7 @@ struct Avx2 {
   static constexpr int kDotSums = 2;       // of two registers; a sum takes one clock
   static constexpr int kRegisterSums = 2;  // beside as many dot products
   static constexpr int kF32Rows = 6;
+  static constexpr int kTransposedRows = 0;
   static constexpr int kHalves = 1;
   static constexpr int kAttentionRows = 6;
   // The number of blocks of 16 keys at a time. It gives enough sums that no sum waits for its

@@ -21,7 +21,8 @@ struct Avx512 {
   static constexpr int kDotSums = 8;        // vpdpwssd takes five clocks, two begin in each
   static constexpr int kRegisterSums = 12;  // beside as many dot products
   static constexpr int kF32Rows = 8;
-  static constexpr int kHalves = 2;  // 16-column halves of a panel per tile
+  static constexpr int kHalves = 2;          // 16-column halves of a panel per tile
+  static constexpr int kTransposedRows = 8;  // of TransposeBlock; 0: there is none
   static constexpr int kAttentionRows = 6;
   static constexpr int AttentionVectors(int) { return 4; }
 
@@ -175,6 +176,43 @@ struct Avx512 {
   // 16 int32 within int16 range.
   static FLOTILLA_INLINE void StoreInt16(int16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+
+  // Writes x[r][k .. k + 31] of kTransposedRows rows so that the numbers of a k are beside each
+  // other: those of k + i are at out[TransposedAt(i)].
+  static FLOTILLA_INLINE void TransposeBlock(const int16_t* const (&x)[kTransposedRows], int k,
+                                             int16_t* out) {
+    I rows[8], pairs[8], fours[8];
+    FLOTILLA_UNROLL
+    for (int r = 0; r < 8; ++r) rows[r] = ILoad(x[r] + k);
+    FLOTILLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = _mm512_unpacklo_epi16(rows[2 * i], rows[2 * i + 1]);
+      pairs[4 + i] = _mm512_unpackhi_epi16(rows[2 * i], rows[2 * i + 1]);
+    }
+    // fours[4 h + 2 i + j]: rows 4 j .. 4 j + 3 of the k 4 h + 2 i and the next one of each lane.
+    FLOTILLA_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      FLOTILLA_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const I a = pairs[4 * h + 2 * j], b = pairs[4 * h + 2 * j + 1];
+        fours[4 * h + j] = _mm512_unpacklo_epi32(a, b);
+        fours[4 * h + 2 + j] = _mm512_unpackhi_epi32(a, b);
+      }
+    }
+    FLOTILLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      IStore(out + 64 * i, _mm512_unpacklo_epi64(fours[2 * i], fours[2 * i + 1]));
+      IStore(out + 64 * i + 32, _mm512_unpackhi_epi64(fours[2 * i], fours[2 * i + 1]));
+    }
+  }
+  static FLOTILLA_INLINE int TransposedAt(int i) { return i % 8 * 32 + i / 8 * 8; }
+  // sums[r] += factor * x[r] of kTransposedRows rows r, each rounded once.
+  static FLOTILLA_INLINE void AddRows(float factor, const int16_t* x, float* sums) {
+    const __m256i wide =
+        _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    _mm256_storeu_ps(sums, _mm256_fmadd_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(wide),
+                                           _mm256_loadu_ps(sums)));
   }
 
   // Integer dot products on 32 int16 = 16 columns x 2 k.
