@@ -41,6 +41,8 @@ void Liveness::NoteFatal(const RequestId& id, std::uint32_t begin, std::uint32_t
   if (request.sequences == 1 && !request.beam) fatal_[id] = {.begin = begin, .end = end};
 }
 
+void Liveness::NoteUnknownFatal() { unknown_fatal_ = true; }
+
 void Liveness::NoteStates(const States& states) {
   if (fatal_.empty()) return;
   std::map<RequestId, std::uint32_t> computed;
@@ -197,18 +199,15 @@ bool Liveness::IsFirstAndFits(const Seen& first, std::uint64_t copying) const {
 // All rows of an isolated step are fatal, and rows of a shared one come before the fatal ones.
 bool Liveness::QuarantinedGoesFirst(const Seen& first, const StepPlan& plan) const {
   std::map<SequenceHandle, NextRow> rows = next_rows_;
-  std::set<SequenceHandle> starts;
   for (const PlanOp& op : plan.ops) {
     if (const auto* open = std::get_if<OpenSequence>(&op)) {
       rows[open->sequence] = {open->request, open->cached_tokens};
-      starts.insert(open->sequence);
     }
     const auto* run = std::get_if<Run>(&op);
     const auto row = run == nullptr ? rows.end() : rows.find(run->sequence);
     if (row == rows.end()) continue;
     const auto fatal = fatal_.find(row->second.request);
     if (fatal == fatal_.end() || row->second.position >= fatal->second.begin) continue;
-    if (starts.count(run->sequence) > 0) return true;
     if (!SurelyBefore(first, seen_.at(row->second.request))) return true;
   }
   return false;
@@ -322,8 +321,10 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, Sit
   // Who was preempted and starts again at once waited before all others, and was not seen to.
   const auto again = [&](const RequestId& id) { return started.count(id) > 0; };
   now.unclear |= std::any_of(preempted_.begin(), preempted_.end(), again);
+  unknown_fatal_ &= now.quarantined;
+  // Such a plan says nothing of who is passed over.
+  if (now.loading || now.unclear || unknown_fatal_) return absl::OkStatus();
   const std::pair<RequestId, std::uint64_t> passed_over = std::exchange(passed_over_, {});
-  if (now.loading || now.unclear) return absl::OkStatus();
   // A plan does not try to start any number of requests.
   const bool tries_all = waiting.size() <= 32;
   for (const auto& [id, seen] : seen_) {
@@ -347,11 +348,11 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, Sit
     const bool others_start = further || counts_.overtaken > overtaken;
     if (!is_first || others_start || !IsFirstAndFits(seen, now.copying)) continue;
     if (QuarantinedGoesFirst(seen, plan)) continue;
+    passed_over_ = passed_over;
     if (measures) {
       plans_with_chunks_ = 0;
       continue;
     }
-    passed_over_ = passed_over;
     if (absl::Status s = CheckFirst(id, plan, now.quarantined); !s.ok()) return s;
   }
   return absl::OkStatus();

@@ -47,6 +47,9 @@ class Liveness {
   // The group died while it ran these rows of the request, here or on another replica: from now on
   // they run in isolated steps, until their results are in.
   void NoteFatal(const RequestId& id, std::uint32_t begin, std::uint32_t end);
+  // The group died, and the end of a sequence was lost with it: the scheduler must take the
+  // sequence for one that ran on. Until nobody is quarantined any more, nothing is judged.
+  void NoteUnknownFatal();
   // Must be called after each event.
   void NoteStates(const std::vector<scheduler::SequenceStatus>& states);
   // Must be called before each plan, with the states after the last event.
@@ -114,8 +117,8 @@ class Liveness {
   static std::uint32_t Width(const Seen& seen);
   // Whether it fits beside all that run and all quarantined ones that wait.
   bool Fits(const Seen& seen, std::uint64_t copying) const;
-  // Whether the step is shared, and has rows of a quarantined prompt that may go before the request
-  // or starts in it, which may be a shorter one.
+  // Whether the step is shared, and has rows of a quarantined prompt that may go before the
+  // request.
   bool QuarantinedGoesFirst(const Seen& first, const StepPlan& plan) const;
   absl::Status CheckFirst(const RequestId& id, const StepPlan& plan, bool quarantined);
   bool MeasuresDecodes(const StepPlan& plan);
@@ -131,6 +134,7 @@ class Liveness {
   std::map<RequestId, Seen> seen_;  // before the plan
   std::map<RequestId, Waiter> waiters_;
   std::map<RequestId, Fatal> fatal_;
+  bool unknown_fatal_ = false;
   std::map<SequenceHandle, NextRow> next_rows_;  // before the plan
   // A request that was first and fit, and in how many plans in a row it had no row all the same.
   std::pair<RequestId, std::uint64_t> passed_over_;

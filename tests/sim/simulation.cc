@@ -419,6 +419,7 @@ void Simulation::KillGroup(std::optional<Step> refused) {
   Count(SimFault::kDiedInAllPhases, sent && running && done);
   started_.clear();
   fatal_rows_.clear();
+  end_lost_ = false;
   refused_ = refused;
   if (blames_ && !refused.has_value()) NoteUnderWay();
   worker_.reset();
@@ -427,6 +428,10 @@ void Simulation::KillGroup(std::optional<Step> refused) {
   loss_sent_ = false;
   if (done && random_.OneIn(2)) {  // it is lost on the way, or comes too late
     stale_ = results_.back().result;
+    for (const SimResult& result : results_) {
+      end_lost_ |= std::any_of(result.marks.begin(), result.marks.end(),
+                               [](const SimSequenceMark& mark) { return mark.finished; });
+    }
     results_.clear();
   }
 }
@@ -466,6 +471,7 @@ void Simulation::ReportLoss() {
   for (const SimWorker::Rows& rows : fatal_rows_) {
     liveness_->NoteFatal(rows.request, rows.begin, rows.end);
   }
+  if (end_lost_ && !started_.empty()) liveness_->NoteUnknownFatal();
 }
 
 absl::Status Simulation::NextGroup() { return NextGroup(RandomGroup()); }
