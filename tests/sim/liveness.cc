@@ -139,6 +139,13 @@ bool Liveness::IsQuarantined(const Seen& seen) const {
   return fatal_.count(seen.client->request().id) > 0;
 }
 
+std::optional<bool> Liveness::StartsIsolated(const Seen& seen, const OpenSequence& open) const {
+  if (!HasDied(seen)) return false;
+  const auto fatal = fatal_.find(seen.client->request().id);
+  if (fatal == fatal_.end()) return std::nullopt;
+  return fatal->second.begin <= open.cached_tokens;
+}
+
 // Others may have to wait for the deadline of a request.
 bool Liveness::IsNotBehind(const Seen& first, const Seen& other) const {
   if (IsQuarantined(other) && !other.client->request().has_own_deadline()) return true;
@@ -237,7 +244,7 @@ absl::Status Liveness::CheckOvertaken(const RequestId& id, const Seen& waits, bo
     const auto started = seen_.find(open->request);
     if (started == seen_.end() || !started->second.waiting) continue;
     if (&started->second == &waits || !SurelyBefore(waits, started->second)) continue;
-    if (quarantined && HasDied(started->second)) continue;  // perhaps in an isolated step
+    if (quarantined && StartsIsolated(started->second, *open).value_or(true)) continue;
     waiter.overtaken += open->tokens.size();
     (is_first ? counts_.overtaken : counts_.overtaken_behind) += open->tokens.size();
     largest = std::max<std::uint64_t>(largest, open->tokens.size());
@@ -292,11 +299,16 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, Sit
   const bool left_out_for_others = now.unclear || now.quarantined || copies || now.copying > 0;
   if (absl::Status s = CheckLeftOut(plan, left_out_for_others); !s.ok()) return s;
   std::set<RequestId> started, waiting;
-  bool further = false;  // the plan opens further sequences of requests that were started before
+  // The plan opens further sequences of requests that were started before, or of one that may have
+  // the next isolated step.
+  bool further = false;
   for (const PlanOp& op : plan.ops) {
-    const auto* open = std::get_if<OpenSequence>(&op);
-    if (open != nullptr) started.insert(open->request);
-    further |= open != nullptr && !seen_[open->request].waiting;
+    if (const auto* open = std::get_if<OpenSequence>(&op)) {
+      const Seen& seen = seen_[open->request];
+      started.insert(open->request);
+      further |= !seen.waiting;
+      further |= now.quarantined && !StartsIsolated(seen, *open).has_value();
+    }
     further |= std::holds_alternative<ForkSequence>(op);
     const auto* copy = std::get_if<BackgroundCopy>(&op);
     now.loading |= copy != nullptr && copy->kind == BackgroundCopy::Kind::kIn;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -47,8 +48,8 @@ class Liveness {
   // The group died while it ran these rows of the request, here or on another replica: from now on
   // they run in isolated steps, until their results are in.
   void NoteFatal(const RequestId& id, std::uint32_t begin, std::uint32_t end);
-  // The group died, and the end of a sequence was lost with it: the scheduler must take the
-  // sequence for one that ran on. Until nobody is quarantined any more, nothing is judged.
+  // The group died, and results of earlier steps were lost with it, so that the scheduler knows
+  // less of its rows: nothing is judged until nobody is quarantined any more.
   void NoteUnknownFatal();
   // Must be called after each event.
   void NoteStates(const std::vector<scheduler::SequenceStatus>& states);
@@ -106,6 +107,9 @@ class Liveness {
   static bool HasDied(const Seen& seen);
   bool SurelyBefore(const Seen& a, const Seen& b) const;
   bool IsQuarantined(const Seen& seen) const;
+  // Whether the request is opened for an isolated step, while others are quarantined; nullopt: it
+  // is not known.
+  std::optional<bool> StartsIsolated(const Seen& seen, const OpenSequence& open) const;
   // Whether `first` goes before `other`, or `other` is quarantined and hides nobody.
   bool IsNotBehind(const Seen& first, const Seen& other) const;
   bool MayShareAPrefix(const Seen& a, const Seen& b) const;

@@ -308,7 +308,8 @@ void Simulation::Arrive(TokenizedRequest request) {
   if (refuses_ && fatal_.OneIn(16)) client.Refuse();
   coverage_.arrived_quarantined += core_->Snapshot().quarantined > 0;
   if (request.crash_count > 0) {
-    const std::size_t known = request.prompt.size() + request.output_prefix.front().size();
+    // The last fatal row may be that of a token that was lost with its group.
+    const std::size_t known = request.prompt.size() + request.output_prefix.front().size() + 1;
     liveness_->NoteFatal(request.id, 0, static_cast<std::uint32_t>(known));
   }
   core_->Submit(now_ns_, std::move(request));
@@ -419,7 +420,7 @@ void Simulation::KillGroup(std::optional<Step> refused) {
   Count(SimFault::kDiedInAllPhases, sent && running && done);
   started_.clear();
   fatal_rows_.clear();
-  end_lost_ = false;
+  results_lost_ = false;
   refused_ = refused;
   if (blames_ && !refused.has_value()) NoteUnderWay();
   worker_.reset();
@@ -428,10 +429,7 @@ void Simulation::KillGroup(std::optional<Step> refused) {
   loss_sent_ = false;
   if (done && random_.OneIn(2)) {  // it is lost on the way, or comes too late
     stale_ = results_.back().result;
-    for (const SimResult& result : results_) {
-      end_lost_ |= std::any_of(result.marks.begin(), result.marks.end(),
-                               [](const SimSequenceMark& mark) { return mark.finished; });
-    }
+    results_lost_ = true;
     results_.clear();
   }
 }
@@ -468,10 +466,14 @@ absl::Status Simulation::ReviveGroup() {
 
 void Simulation::ReportLoss() {
   core_->Lost(epoch_, started_);
+  std::map<RequestId, SimWorker::Rows> fatal;  // in several steps of a pipeline
   for (const SimWorker::Rows& rows : fatal_rows_) {
-    liveness_->NoteFatal(rows.request, rows.begin, rows.end);
+    SimWorker::Rows& all = fatal.try_emplace(rows.request, rows).first->second;
+    all.begin = std::min(all.begin, rows.begin);
+    all.end = std::max(all.end, rows.end);
   }
-  if (end_lost_ && !started_.empty()) liveness_->NoteUnknownFatal();
+  for (const auto& [id, rows] : fatal) liveness_->NoteFatal(id, rows.begin, rows.end);
+  if (results_lost_ && !started_.empty()) liveness_->NoteUnknownFatal();
 }
 
 absl::Status Simulation::NextGroup() { return NextGroup(RandomGroup()); }

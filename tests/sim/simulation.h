@@ -257,7 +257,7 @@ class Simulation {
   bool loss_sent_ = true;                    // the core knows that the group is dead
   std::vector<Step> started_;                // the steps in which the group died
   std::vector<SimWorker::Rows> fatal_rows_;  // that it ran in them
-  bool end_lost_ = false;                    // and a result in which a sequence ended
+  bool results_lost_ = false;                // results of earlier steps were lost with it
   std::optional<Step> refused_;              // the plan that ended the epoch
   std::deque<StepPlan> plans_;               // sent, not applied
   std::deque<SimResult> results_;            // on their way back
