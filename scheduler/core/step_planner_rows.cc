@@ -299,7 +299,9 @@ void StepPlanner::DealRows() {
         (prompt == nullptr || state_.Before(state_.requests[*waiting], state_.RequestOf(*prompt)));
     const TableIndex request = is_new ? *waiting : prompt->request;
     const std::uint64_t rows = is_new ? state_.requests[request].waiting_tokens : RowsLeft(*prompt);
-    if (!dealt_to_shorter_ && std::min<std::uint64_t>(rows, MaxChunk()) >= budget_) {
+    // Behind a long context few rows take all the time that the target leaves.
+    const std::uint32_t all = RowsOfTarget(is_new ? 0 : prompt->length.scheduled_max, budget_);
+    if (!dealt_to_shorter_ && rows >= all && MaxChunk() > all - all / kShorterShare) {
       dealt_to_shorter_ = true;
       DealToShorter(request, rows);
     } else if (is_new) {
@@ -350,7 +352,7 @@ bool StepPlanner::DealToWaiting(TableIndex index, std::uint32_t most) {
 void StepPlanner::DealToShorter(TableIndex index, std::uint64_t rows) {
   const Request& than = state_.requests[index];
   const std::uint32_t left = budget_ - budget_ / kShorterShare;
-  while (budget_ > left) {
+  while (budget_ > left && RowsOfTarget(0, budget_) > 0) {
     const std::optional<TableIndex> prompt = ShortestPrompt(than, rows);
     const std::optional<TableIndex> waiting = ShortestWaiting(than, rows);
     const bool is_new =

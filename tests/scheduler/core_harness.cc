@@ -2,6 +2,16 @@
 
 namespace flotilla::scheduler {
 
+std::int64_t ThisCpuNs(const worker::Batch& batch) {
+  std::int64_t ns = 2'490'000;
+  for (const worker::BatchItem& item : batch.items) {
+    const std::int64_t first = item.first_position, rows = item.row_count;
+    const std::int64_t context = rows * first + rows * (rows + 1) / 2;
+    ns += item.decode ? 600'000 * rows + 850 * context : 380'000 * rows + 180 * context;
+  }
+  return ns;
+}
+
 CoreHarness::CoreHarness(const CoreOptions& options, const ExecutorDescription& description,
                          const char* policy)
     : core(options, MakePolicy(policy)), description_(description) {

@@ -23,6 +23,12 @@
 
 namespace flotilla::scheduler {
 
+// The time of a step of SmolLM2-135M on two cores, as `flotilla simulate --machine this-cpu` has
+// it.
+std::int64_t ThisCpuNs(const worker::Batch& batch);
+// What a worker there measures when it has loaded: a prompt of 32 tokens and a decode.
+inline constexpr std::int64_t kThisCpuPrefillNs = 460'000, kThisCpuDecodeNs = 2'870'000;
+
 class CoreHarness {
  public:
   CoreHarness(const CoreOptions& options, const ExecutorDescription& description,

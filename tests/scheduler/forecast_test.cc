@@ -28,17 +28,6 @@ ExecutorDescription ForecastGroup(std::uint32_t blocks = 4000, std::uint32_t con
   return group;
 }
 
-// The steps of SmolLM2-135M on two cores, as `flotilla simulate --machine this-cpu` has them.
-std::int64_t ThisCpuNs(const worker::Batch& batch) {
-  std::int64_t ns = 2'490'000;
-  for (const worker::BatchItem& item : batch.items) {
-    const std::int64_t first = item.first_position, rows = item.row_count;
-    const std::int64_t context = rows * first + rows * (rows + 1) / 2;
-    ns += item.decode ? 600'000 * rows + 850 * context : 380'000 * rows + 180 * context;
-  }
-  return ns;
-}
-
 // A prompt that shares no block with those of other ids. Its tokens are below 900.
 std::vector<TokenId> PromptOf(std::uint64_t id, std::uint32_t tokens) {
   std::vector<TokenId> prompt;
@@ -405,9 +394,8 @@ struct Stream {
 };
 Stream ClosedLoop(const CoreOptions& options, std::uint64_t concurrency, std::uint64_t count) {
   ExecutorDescription group = ForecastGroup();
-  // What a worker measures when it has loaded: a prompt of 32 tokens and a decode.
-  group.prefill_ns_per_token = 460'000;
-  group.decode_ns_per_step = 2'870'000;
+  group.prefill_ns_per_token = kThisCpuPrefillNs;
+  group.decode_ns_per_step = kThisCpuDecodeNs;
   CoreHarness harness(options, group);
   harness.batch_ns = ThisCpuNs;
   std::map<std::uint64_t, std::int64_t> last;

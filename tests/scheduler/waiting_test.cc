@@ -38,6 +38,32 @@ TokenizedRequest DistinctRequest(std::uint64_t id, std::uint32_t prompt_tokens,
   return request;
 }
 
+// The machine of ThisCpuNs.
+ExecutorDescription ThisCpuGroup(std::uint32_t blocks = 4000) {
+  ExecutorDescription group = WaitingGroup(blocks);
+  group.prefill_ns_per_token = kThisCpuPrefillNs;
+  group.decode_ns_per_step = kThisCpuDecodeNs;
+  return group;
+}
+
+// Begins requests that decode for long on the machine of ThisCpuNs. Others that have ended by then
+// have shown what steps with more and fewer decodes cost.
+void DecodeBeside(CoreHarness& harness, std::uint32_t decodes) {
+  harness.batch_ns = ThisCpuNs;
+  const auto submit = [&](std::uint64_t id, std::uint32_t max_tokens) {
+    TokenizedRequest request = DistinctRequest(id, 20, max_tokens);
+    request.tenant = "beside";
+    harness.core.Submit(harness.now_ns, request);
+  };
+  for (std::uint32_t i = 1; i <= 32; ++i) submit(1'000'500 + i, 4 * i);
+  for (std::uint32_t i = 0; i < decodes; ++i) submit(2'000'600 + i, 4000);
+  while (harness.core.live_requests() > decodes) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  harness.events.clear();
+}
+
 // Plans and answers until the request has a token. Returns the number of plans.
 int PlansToFirstToken(CoreHarness& harness, std::uint64_t id, int most = 1000) {
   int plans = 0;
@@ -81,12 +107,35 @@ TEST_P(UrgentRequest, StartsWithinThreePlansOfALongPrefill) {
 
 // A short request of the same class has rows beside a long prompt that came before it.
 TEST(Waiting, AShortPromptDoesNotWaitForTheEndOfALongOne) {
-  CoreHarness harness({}, WaitingGroup());
-  harness.Submit(1, 8000, 5);
-  harness.Plan();
-  harness.Answer();
-  harness.Submit(2, 10, 5);
-  EXPECT_LE(PlansToFirstToken(harness, 2), 3);
+  for (const std::uint32_t max_chunk_tokens : {256, 255}) {
+    SCOPED_TRACE(max_chunk_tokens);
+    CoreHarness harness({.max_chunk_tokens = max_chunk_tokens}, WaitingGroup());
+    harness.Submit(1, 8000, 5);
+    harness.Plan();
+    harness.Answer();
+    harness.Submit(2, 10, 5);
+    EXPECT_LE(PlansToFirstToken(harness, 2), 3);
+  }
+}
+
+// Behind a long context few rows of the long prompt take all the time that a step has for chunks,
+// also when it has fewer left than the step has rows, or a chunk is small.
+TEST(Waiting, AShortPromptDoesNotWaitForRowsBehindALongContext) {
+  for (const auto& [decodes, max_chunk_tokens] :
+       {std::pair(8u, 256u), std::pair(8u, 64u), std::pair(32u, 64u)}) {
+    SCOPED_TRACE(decodes + max_chunk_tokens);
+    CoreHarness harness({.max_chunk_tokens = max_chunk_tokens}, ThisCpuGroup());
+    DecodeBeside(harness, decodes);
+    harness.core.Submit(harness.now_ns, DistinctRequest(1, 12000, 5));
+    int most = 0;
+    std::uint64_t id = 1;
+    while (harness.TokensOf(1) == 0 && id < 2000) {
+      harness.core.Submit(harness.now_ns, DistinctRequest(++id, 10, 2));
+      most = std::max(most, PlansToFirstToken(harness, id));
+    }
+    EXPECT_GT(id, 100u);
+    EXPECT_LE(most, 3);
+  }
 }
 
 // Short prompts that never end get a part of each step, so the long prompt goes on.
