@@ -10,6 +10,7 @@
 #include <ctime>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/scheduler/core_harness.h"
@@ -109,11 +110,12 @@ struct Queues {
 };
 
 // A core with default options. Every place is taken by a request that decodes after 2,000 tokens,
-// and the queue takes no request more.
+// and the queue takes no request more. Steps may take time: that of ThisCpuNs.
 class FullQueues {
  public:
-  explicit FullQueues(const Queues& queues)
+  FullQueues(const Queues& queues, bool timed)
       : queues_(queues),
+        timed_(timed),
         harness_({.max_queued_tokens = 1u << 30, .fair_share = queues.fair_share}, Machine(),
                  queues.policy) {
     for (std::uint32_t i = 0; i < kPlaces; ++i) Submit(2'000);
@@ -141,6 +143,8 @@ class FullQueues {
     ExecutorDescription machine = testing::FakeExecutorOptions::DefaultDescription();
     machine.max_sequences = 2 * kPlaces + 1;
     machine.block_count = 1 << 16;
+    machine.prefill_ns_per_token = kThisCpuPrefillNs;
+    machine.decode_ns_per_step = kThisCpuDecodeNs;
     return machine;
   }
 
@@ -151,7 +155,7 @@ class FullQueues {
     request.priority = static_cast<std::int32_t>(next_ * 7 % 5);
     request.deadline_ns = (std::int64_t{1} << 60) + static_cast<std::int64_t>(next_ * 31 % 1000);
     ++next_;
-    harness_.core.Submit(0, request);
+    harness_.core.Submit(harness_.now_ns, request);
     harness_.core.TakeEvents();
   }
 
@@ -164,7 +168,7 @@ class FullQueues {
   // Makes and answers a plan. Returns how long it took to make.
   std::int64_t Step() {
     const std::int64_t start = ThreadCpuNs();
-    PlanOutcome outcome = harness_.core.Plan(0);
+    PlanOutcome outcome = harness_.core.Plan(harness_.now_ns);
     const std::int64_t took = ThreadCpuNs() - start;
     const bool waits = !outcome.plan.has_value();
     if (!waits) harness_.plans.push_back(*std::move(outcome.plan));
@@ -177,35 +181,47 @@ class FullQueues {
     const StepPlan plan = std::move(harness_.plans.front());
     harness_.plans.pop_front();
     const worker::Batch batch = harness_.worker->Apply(plan).value();
-    const StepResult result =
+    const std::int64_t took = timed_ ? ThisCpuNs(batch) : 0;
+    harness_.now_ns += took;
+    StepResult result =
         harness_.worker->Complete(plan.step, testing::FakeOutputs(batch, 1000)).value();
+    result.timings.rows = static_cast<std::uint32_t>(batch.tokens.size());
+    result.timings.decode_rows = batch.decode_rows;
+    result.timings.compute_ns = took;
     EXPECT_EQ(harness_.core.Apply(result), absl::OkStatus());
     harness_.core.TakeEvents();
   }
 
   const Queues queues_;
+  const bool timed_;
   std::uint64_t next_ = 1;
   CoreHarness harness_;
 };
 
-class FullQueuesTest : public ::testing::TestWithParam<Queues> {};
+class FullQueuesTest : public ::testing::TestWithParam<std::tuple<Queues, bool>> {};
 
-INSTANTIATE_TEST_SUITE_P(PlanSpeed, FullQueuesTest,
-                         ::testing::Values(Queues{"Fcfs", "fcfs"}, Queues{"Priority", "priority"},
-                                           Queues{"Srpt", "srpt"}, Queues{"Edf", "edf"},
-                                           Queues{"FairShare", "fcfs", true},
-                                           Queues{"ShortAnswers", "priority", false, 16},
-                                           Queues{"ShortAnswersFairShare", "srpt", true, 16},
-                                           Queues{"ManyTenants", "fcfs", true, 4'000, 4'096},
-                                           Queues{"ShortAnswersManyTenants", "fcfs", true, 16,
-                                                  4'096}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    PlanSpeed, FullQueuesTest,
+    ::testing::Combine(::testing::Values(Queues{"Fcfs", "fcfs"}, Queues{"Priority", "priority"},
+                                         Queues{"Srpt", "srpt"}, Queues{"Edf", "edf"},
+                                         Queues{"FairShare", "fcfs", true},
+                                         Queues{"ShortAnswers", "priority", false, 16},
+                                         Queues{"ShortAnswersFairShare", "srpt", true, 16},
+                                         Queues{"ManyTenants", "fcfs", true, 4'000, 4'096},
+                                         Queues{"ShortAnswersManyTenants", "fcfs", true, 16,
+                                                4'096}),
+                       ::testing::Bool()),
+    [](const auto& test) {
+      const bool timed = std::get<1>(test.param);
+      return std::string(std::get<0>(test.param).name) + (timed ? "Timed" : "");
+    });
 
 TEST_P(FullQueuesTest, APlanTakesAtMostAHundredMicroseconds) {
   if (!kTimed) GTEST_SKIP() << "timing means something in plain release builds only";
   std::int64_t best_ns = std::numeric_limits<std::int64_t>::max();
-  FullQueues queues(GetParam());
-  const std::uint64_t enough = queues.started() + (GetParam().max_tokens < 100 ? 200 : 0);
+  const auto& [load, timed] = GetParam();
+  FullQueues queues(load, timed);
+  const std::uint64_t enough = queues.started() + (load.max_tokens < 100 ? 200 : 0);
   // A shared machine may be slow for some seconds.
   for (int attempt = 0; attempt < 100; ++attempt) {
     best_ns = std::min(best_ns, queues.MedianNs(100));
