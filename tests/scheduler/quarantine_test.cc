@@ -342,5 +342,101 @@ TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
   for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 40u);
 }
 
+// The rows of prompts in a plan, [begin, end) of each request.
+using Chunks = std::map<std::uint64_t, std::pair<std::uint32_t, std::uint32_t>>;
+
+// A group with this lag dies while it computes chunks of three prompts in so many steps.
+struct MidPrefill {
+  std::uint32_t lag, under_way;
+};
+
+std::ostream& operator<<(std::ostream& out, const MidPrefill& death) {
+  return out << "lag " << death.lag << ", " << death.under_way << " steps under way";
+}
+
+class DeathInMidPrefill : public ::testing::TestWithParam<MidPrefill> {
+ protected:
+  static ExecutorDescription Group() {
+    ExecutorDescription group = QuarantineGroup();
+    group.lag = GetParam().lag;
+    return group;
+  }
+
+  DeathInMidPrefill() : harness({.max_step_tokens = 100, .max_chunk_tokens = 40}, Group()) {}
+
+  Chunks ChunksOf(const StepPlan& plan) {
+    for (const auto& open : CoreHarness::OpsOf<OpenSequence>(plan)) {
+      reached[open.sequence] = {open.request.counter, open.cached_tokens};
+    }
+    Chunks chunks;
+    for (const auto& run : CoreHarness::OpsOf<flotilla::Run>(plan)) {
+      auto& [request, position] = reached[run.sequence];
+      chunks[request] = {position, position + run.count};
+      position += run.count;
+    }
+    return chunks;
+  }
+
+  // Plans a step. Returns its chunks.
+  Chunks PlanChunks() {
+    EXPECT_EQ(harness.Plan(), StallReason::kNone);
+    return ChunksOf(harness.plans.back());
+  }
+
+  CoreHarness harness;
+  std::map<SequenceHandle, std::pair<std::uint64_t, std::uint32_t>> reached;  // by plans made
+};
+
+INSTANTIATE_TEST_SUITE_P(Quarantine, DeathInMidPrefill,
+                         ::testing::Values(MidPrefill{.lag = 1, .under_way = 1},
+                                           MidPrefill{.lag = 1, .under_way = 2},
+                                           MidPrefill{.lag = 2, .under_way = 2},
+                                           MidPrefill{.lag = 3, .under_way = 3}));
+
+// Each isolated step has the chunk that one request had in one of the fatal steps. All else runs
+// in shared steps.
+TEST_P(DeathInMidPrefill, OnlyFatalChunksRunAloneAndTheyAreTheSame) {
+  for (std::uint64_t id = 1; id <= 3; ++id) harness.Submit(id, 600, 5);
+  constexpr int kBefore = 4;
+  for (int step = 0; step < kBefore; ++step) {
+    PlanChunks();
+    harness.Answer();
+  }
+  std::map<std::uint64_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>> fatal, alone;
+  std::vector<Step> started;
+  for (std::uint32_t plan = 0; plan <= GetParam().lag; ++plan) {
+    const Chunks chunks = PlanChunks();
+    if (plan >= GetParam().under_way) continue;
+    started.push_back(harness.plans.back().step);
+    EXPECT_EQ(chunks.size(), 3u);
+    for (const auto& [id, rows] : chunks) fatal[id].push_back(rows);
+  }
+  harness.core.Lost(harness.epoch(), started);
+  harness.TakeEvents();
+  reached.clear();
+  harness.Restart();
+  harness.Submit(4, 20, 60);
+
+  int shared = 0;  // steps with rows before the fatal ones
+  for (int step = 0; step < 500 && harness.core.live_requests() > 0; ++step) {
+    const Chunks chunks = PlanChunks();
+    const StepTimings timings = harness.Answer().timings;
+    bool before = false;
+    for (const auto& [id, rows] : chunks) {
+      const auto& [begin, end] = rows;
+      if (!fatal.contains(id) || begin >= fatal[id].back().second) continue;
+      before |= end <= fatal[id].front().first;
+      if (end <= fatal[id].front().first) continue;
+      EXPECT_EQ(timings.rows, end - begin) << "beside rows " << begin << " to " << end;
+      alone[id].push_back(rows);
+    }
+    shared += before;
+  }
+  EXPECT_LE(shared, kBefore + 1);  // the newcomer has rows in one of them
+  EXPECT_EQ(alone, fatal);
+  for (std::uint64_t id = 1; id <= 3; ++id) EXPECT_EQ(harness.TokensOf(id), 5u);
+  EXPECT_EQ(harness.TokensOf(4), 60u);
+}
+
 }  // namespace
 }  // namespace flotilla::scheduler
