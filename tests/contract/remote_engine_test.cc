@@ -4,6 +4,8 @@
 #include "router/remote/remote_engine.h"
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -146,8 +148,9 @@ TEST_F(RemoteEngineTest, TheSameSchedulerTakesItAgainAfterABrokenStream) {
 // for the end of its predecessor.
 class WaitingReplayTest : public RemoteEngineTest {
  protected:
-  // Submits the request, and its replay on a second stream.
-  void BeginReplay(std::uint32_t sequences) {
+  // Submits the request, and its replay on a second stream once each sequence has `tokens` tokens
+  // at least. The replay knows these.
+  void BeginReplay(std::uint32_t sequences, std::size_t tokens = 0) {
     Begin();
     second_ = Attach(port_, clock_);
     WaitUntil([&] { return second_->Load().ready; });
@@ -155,8 +158,18 @@ class WaitingReplayTest : public RemoteEngineTest {
     request_.sequences = sequences;
     Submit(request_);
     WaitUntil([&] { return scheduler_->engine().Load().running_requests == 1; });
+    PumpUntil([&] {
+      for (std::uint32_t i = 0; i < sequences; ++i) {
+        if (recorder_->TokenCount(request_.id, i) < tokens) return false;
+      }
+      return true;
+    });
     request_.attempt = Attempt(1);
-    request_.output_prefix = std::vector<std::vector<TokenId>>(sequences);
+    for (std::uint32_t i = 0; i < sequences; ++i) {
+      std::vector<TokenId> known = recorder_->Answer(request_.id).token_ids(i);
+      known.resize(tokens);
+      request_.output_prefix.push_back(std::move(known));
+    }
     replay_->Expect(request_);
     second_->Submit(request_, replay_);
   }
@@ -218,6 +231,52 @@ TEST_F(WaitingReplayTest, CancelsOfAllSequencesOneByOneEndIt) {
     EXPECT_EQ(end.reason, FinishReason::kCancelled);
   }
   EXPECT_EQ(answer.tokens[0].size() + answer.tokens[1].size(), 0u);
+}
+
+// A client that has a part of the answer leaves, and the replay never comes to the engine.
+TEST_F(WaitingReplayTest, ACancelOfAReplayWithTokensEndsItAndNothingIsComputed) {
+  BeginReplay(1, /*tokens=*/5);
+  second_->Cancel({.request = request_.id, .sequence = {}, .keep_tokens = 0});
+  Finish();
+  const RecordedAnswer answer = replay_->Answer(request_.id);
+  ASSERT_EQ(answer.sequence_ends.size(), 1u);
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(answer.sequence_ends[0].output_tokens, 0u);
+  EXPECT_EQ(answer.tokens[0].size(), 0u);
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  EXPECT_EQ(scheduler_->engine().probe().Read().core.counters.accepted, 1u);
+}
+
+// The router finds a stop string in the tokens that it has, so the answer ends within them.
+TEST_F(WaitingReplayTest, AStopStringOfAReplayWithTokensCutsItsAnswer) {
+  BeginReplay(1, /*tokens=*/5);
+  second_->Cancel({.request = request_.id, .sequence = SequenceIndex(0), .keep_tokens = 3});
+  Finish();
+  const RecordedAnswer answer = replay_->Answer(request_.id);
+  ASSERT_EQ(answer.sequence_ends.size(), 1u);
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(answer.sequence_ends[0].output_tokens, 3u);
+  EXPECT_EQ(answer.tokens[0].size(), 0u);
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  EXPECT_EQ(answer.ends[0].usage.prompt_tokens, 4u);
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 3u);
+  EXPECT_EQ(scheduler_->engine().probe().Read().core.counters.accepted, 1u);
+}
+
+TEST_F(WaitingReplayTest, AStopStringOfOneSequenceCutsItAndTheOtherGoesOn) {
+  BeginReplay(2, /*tokens=*/5);
+  second_->Cancel({.request = request_.id, .sequence = SequenceIndex(1), .keep_tokens = 3});
+  Finish();
+  const RecordedAnswer answer = replay_->Answer(request_.id);
+  ASSERT_EQ(answer.sequence_ends.size(), 2u);
+  EXPECT_EQ(answer.sequence_ends[0].sequence, SequenceIndex(1));
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(answer.sequence_ends[0].output_tokens, 3u);
+  EXPECT_EQ(answer.tokens[1].size(), 0u);
+  EXPECT_EQ(answer.sequence_ends[1].reason, FinishReason::kLength);
+  ASSERT_EQ(answer.tokens[0].size(), 45u);  // those after the five that the client has
+  EXPECT_EQ(answer.token_ids()[0], FakeToken(request_.sampling.seed, SequenceIndex(0), 5, 1000));
+  EXPECT_EQ(answer.ends[0].usage.output_tokens, 53u);
 }
 
 TEST_F(RemoteEngineTest, ARouterThatGoesIsCancelled) {
