@@ -27,14 +27,6 @@ RefusedPlans::Outcome RefusedPlans::OnRefused(std::int64_t now_ns,
     (Contains(tried_, candidate.request) ? again : others).push_back(candidate);
   }
   const bool learned = !again.empty();
-  // The plan had no candidate's operations, except perhaps of those that have had their try before.
-  // Its requests wait for their turn.
-  if (!tried_.empty() && again.empty()) {
-    for (Candidate& candidate : others) {
-      if (!Contains(held_, candidate.request)) held_.push_back(candidate);
-    }
-    return outcome;
-  }
   const bool alone = confirming_ && again.size() == 1;
   if (alone && others.empty()) {
     outcome.failed.push_back(again[0].request);
@@ -43,12 +35,16 @@ RefusedPlans::Outcome RefusedPlans::OnRefused(std::int64_t now_ns,
     Pause(now_ns, /*learned=*/true);
     return outcome;
   }
-  if (alone) {  // these others are kept away from it, so that the next refusal decides
+  if (alone || (!learned && !tried_.empty())) {
+    // The others wait for their turn. If one candidate is alone, the next refusal decides about it.
+    bool again_after_cleared = false;
     for (const Candidate& other : others) {
+      again_after_cleared |= std::erase(cleared_, other.request) > 0;
       if (!Contains(held_, other.request)) held_.push_back(other);
     }
+    if (!learned && !again_after_cleared) return outcome;
   } else {
-    Split(again.empty() ? std::move(operations) : std::move(again), /*refused=*/true);
+    Split(learned ? std::move(again) : std::move(operations), /*refused=*/true);
   }
   Pause(now_ns, learned);
   if (tries_ < kMostTries) return outcome;
@@ -79,16 +75,19 @@ void RefusedPlans::Update(
     std::int64_t now_ns,
     const std::function<std::optional<std::uint32_t>(const RequestId&)>& computed) {
   now_ns_ = now_ns;
-  if (candidates() == 0) return;
+  if (candidates() == 0) return cleared_.clear();
   bool ended = false;
   std::erase_if(tried_, [&](const Candidate& candidate) {
     const std::optional<std::uint32_t> positions = computed(candidate.request);
     ended |= !positions.has_value();
-    return !positions.has_value() || *positions >= candidate.cleared_at;
+    if (positions.has_value() && *positions < candidate.cleared_at) return false;
+    cleared_.push_back(candidate.request);
+    return true;
   });
   // Nothing was learned about a candidate that its client cancelled.
   if (ended && tries_ > 0) --tries_;
   std::erase_if(held_, [&](const Candidate& s) { return !computed(s.request).has_value(); });
+  std::erase_if(cleared_, [&](const RequestId& id) { return !computed(id).has_value(); });
   if (tried_.empty()) Split(std::exchange(held_, {}), /*refused=*/false);
 }
 

@@ -8,10 +8,11 @@
 // of the refusal is cleared. A candidate that is alone and is refused again fails. So a request
 // that is refused each time is found among n candidates after at most 2 + log2(n) refusals.
 //
-// The candidates wait before each try: kFirstPauseNs, and twice as long each time that all
-// candidates were cleared and a plan is refused again (a digest may drift without any request being
-// the cause), at most kLongestPauseNs. After kMostTries of these, each within kQuietNs of the one
-// before, the candidates are given back, and no other request is.
+// The candidates wait before each try: kFirstPauseNs, and twice as long each time that requests
+// which were cleared are in the way again (a digest may drift without any request being the cause)
+// or that all candidates were cleared and a plan is refused, at most kLongestPauseNs. After
+// kMostTries of these, each within kQuietNs of the one before, the candidates are given back, and
+// no other request is.
 //
 // It is a value: it reads no clock, and the scheduler core owns it.
 #pragma once
@@ -66,11 +67,12 @@ class RefusedPlans {
   void Split(std::vector<Candidate> candidates, bool refused);
   void Pause(std::int64_t now_ns, bool learned);
 
-  std::vector<Candidate> tried_;  // may start after the pause
-  std::vector<Candidate> held_;   // may not start
-  bool confirming_ = false;       // tried_ was one candidate that was refused before
-  std::int64_t now_ns_ = 0;       // of the last Update
-  std::int64_t resume_ns_ = 0;    // the end of the pause
+  std::vector<Candidate> tried_;    // may start after the pause
+  std::vector<Candidate> held_;     // may not start
+  std::vector<RequestId> cleared_;  // while others are candidates
+  bool confirming_ = false;         // tried_ was one candidate that was refused before
+  std::int64_t now_ns_ = 0;         // of the last Update
+  std::int64_t resume_ns_ = 0;      // the end of the pause
   std::int64_t last_refused_ns_ = 0;
   std::uint32_t tries_ = 0;  // refusals of which no cause was found
 };

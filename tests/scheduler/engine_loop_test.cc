@@ -23,6 +23,7 @@
 namespace flotilla::scheduler {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // An event that happens once. Other threads can wait for it.
@@ -271,15 +272,22 @@ TEST_P(EngineLoopTest, DigestMismatchIsRecoveredLikeALoss) {
 }
 
 TEST_P(EngineLoopTest, ARequestWhoseOperationsAreRefusedFailsAloneAndOthersAreServed) {
-  Start();
-  executor->RefuseRequest({1, 3});
-  for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 4, 20), sink);
-  sink->AwaitEnds(8);
-  for (std::uint64_t id = 1; id <= 8; ++id) {
-    if (id != 3) ExpectWholeAnswer(sink->Of(id), id, 20);
+  for (const auto& [cause, words] :
+       {std::pair{flotilla::Lost::Cause::kInvalidPlan, "an operation is refused"},
+        std::pair{flotilla::Lost::Cause::kDigest, "digests differ"}}) {
+    SCOPED_TRACE(words);
+    Start();
+    sink = std::make_shared<Collector>();
+    executor->RefuseRequest({1, 3}, cause);
+    for (std::uint64_t id = 1; id <= 8; ++id) engine->Submit(Request(id, 4, 20), sink);
+    sink->AwaitEnds(8);
+    for (std::uint64_t id = 1; id <= 8; ++id) {
+      if (id != 3) ExpectWholeAnswer(sink->Of(id), id, 20);
+    }
+    EXPECT_TRUE(absl::IsInternal(sink->EndOf(3).status)) << sink->EndOf(3).status;
+    EXPECT_THAT(sink->EndOf(3).status.message(), HasSubstr(words));
+    engine.reset();  // before its executor
   }
-  EXPECT_TRUE(absl::IsInternal(sink->EndOf(3).status)) << sink->EndOf(3).status;
-  EXPECT_THAT(sink->EndOf(3).status.message(), HasSubstr("an operation is refused"));
 }
 
 TEST_P(EngineLoopTest, AQueueThatCannotTakeALegalPromptIsRefusedAtTheStart) {
@@ -339,6 +347,55 @@ TEST_P(EngineLoopTest, ADeadlinePassesByTheClockOfTheEngine) {
   sink->AwaitEnds(1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(sink->EndOf(1).status)) << sink->EndOf(1).status;
   timed.Stop();
+}
+
+// The digest differs in the sixth step of each epoch, whatever is in its plan. So requests with
+// long answers are in the way again and again, and each goes on until then; those that come later
+// are served. The clock moves only when nothing is left to do, so it shows nothing but pauses.
+TEST_P(EngineLoopTest, DigestsThatDifferInEachEpochMakePausesGrowAndOthersAreServed) {
+  MovedClock moved;
+  std::vector<std::int64_t> lost_ms;
+  InProcessEngineOptions options;
+  options.rounds_on_senders = GetParam();
+  options.on_lost = [&](const flotilla::Lost& lost) {
+    EXPECT_EQ(lost.cause, flotilla::Lost::Cause::kDigest);
+    lost_ms.push_back(moved.now_ns / 1'000'000);
+  };
+  testing::FakeExecutorOptions manual;
+  manual.manual = true;
+  testing::FakeExecutor fake(manual);
+  fake.CorruptDigestInEachEpoch(Step(6));
+  InProcessEngine drifting(options, &fake, &moved);
+  ASSERT_TRUE(drifting.Start().ok());
+  fake.AdvanceAll();  // Ready
+  ASSERT_TRUE(drifting.WaitReady().ok());
+  for (std::uint64_t id = 1; id <= 8; ++id) drifting.Submit(Request(id, 4, 60), sink);
+  auto later = std::make_shared<Collector>(), refused = std::make_shared<Collector>();
+  std::uint64_t sent = 0;
+  for (std::size_t turns = 1; sink->ends() < 8 || later->ends() < 10; ++turns) {
+    ASSERT_LT(turns, 10'000u);
+    // When this request without a prompt is refused, the engine has done all that came before.
+    drifting.Submit(Request(1000 + turns, 0, 1), refused);
+    refused->AwaitEnds(turns);
+    if (drifting.probe().Read().groups_lost > sent) {
+      ++sent;
+      drifting.Submit(Request(100 + sent, 4, 2), later);
+    } else if (!fake.Advance()) {
+      moved.now_ns += 10'000'000;
+    }
+  }
+  drifting.Stop();
+  EXPECT_THAT(lost_ms, ElementsAre(0, 100, 300, 700, 1500, 3100, 6300, 12700, 22700, 32700));
+  for (std::uint64_t id = 101; id <= 110; ++id) ExpectWholeAnswer(later->Of(id), id, 2);
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    const std::vector<EngineEvent> events = sink->Of(id);
+    EXPECT_GT(events.size(), 3u + 5) << id;  // it has had tokens in more than one epoch
+    EXPECT_EQ(std::get<SequenceEnd>(events[events.size() - 2]).reason, FinishReason::kMoved);
+    EXPECT_TRUE(absl::IsUnavailable(sink->EndOf(id).status)) << sink->EndOf(id).status;
+  }
+  const CoreCounters counters = drifting.probe().Read().core.counters;
+  EXPECT_EQ(counters.refused_failures, 0u);
+  EXPECT_EQ(counters.refused_given_back, 8u);
 }
 
 TEST_P(EngineLoopTest, BeforeTheFirstGroupRequestsAreRefused) {

@@ -174,6 +174,24 @@ TEST(RefusedPlans, WithoutACauseThePausesGrowAndOnlyTheLastCandidatesAreGivenBac
   EXPECT_EQ(plans.candidates(), 0u);
 }
 
+// Candidates that were cleared are in the way again while others are tried: no cause is found.
+TEST(RefusedPlans, ClearedCandidatesThatAreInTheWayAgainMakeThePauseLonger) {
+  RefusedPlans plans;
+  const auto first_has_passed = [](const RequestId& id) { return id == Id(1) ? 9u : 0u; };
+  plans.OnRefused(0, {{.request = Id(1), .cleared_at = 5}, {.request = Id(2), .cleared_at = 5}});
+  const std::int64_t tried_ns = RefusedPlans::kFirstPauseNs;
+  plans.Update(tried_ns, first_has_passed);
+  EXPECT_TRUE(plans.MayStart(Id(1)));
+  EXPECT_TRUE(plans.MayStart(Id(2)));
+  plans.OnRefused(tried_ns, {{.request = Id(3), .cleared_at = 5}});  // a cause of its own
+  EXPECT_TRUE(plans.MayStart(Id(2)));
+  EXPECT_FALSE(plans.MayStart(Id(3)));
+  plans.OnRefused(tried_ns, {{.request = Id(1), .cleared_at = 15}});
+  EXPECT_FALSE(plans.MayStart(Id(1)));
+  EXPECT_FALSE(plans.MayStart(Id(2)));
+  EXPECT_EQ(plans.wake_ns(), tried_ns + 2 * RefusedPlans::kFirstPauseNs);
+}
+
 TEST(RefusedPlans, AfterAQuietMinutePausesAreShortAgain) {
   RefusedPlans plans;
   const auto past = [](const RequestId&) { return 9u; };

@@ -145,9 +145,14 @@ void FakeExecutor::CorruptDigest(Step step) {
   corrupt_.insert(step);
 }
 
-void FakeExecutor::RefuseRequest(const RequestId& request) {
+void FakeExecutor::CorruptDigestInEachEpoch(Step step) {
   absl::MutexLock lock(&mu_);
-  refused_.insert(request);
+  corrupt_in_each_epoch_ = step;
+}
+
+void FakeExecutor::RefuseRequest(const RequestId& request, Lost::Cause cause) {
+  absl::MutexLock lock(&mu_);
+  refused_[request] = cause;
 }
 
 void FakeExecutor::HoldRestart() {
@@ -254,11 +259,14 @@ void FakeExecutor::RunPlan(const StepPlan& plan) {
     lose_during = lose != lose_during_.end();
     blames_requests = lose_during && lose->second;
     lose_after = lose_after_.count(plan.step) > 0;
+    bool corrupt = corrupt_.count(plan.step) > 0 || corrupt_in_each_epoch_ == plan.step;
     for (const PlanOp& op : plan.ops) {
       const auto* open = std::get_if<OpenSequence>(&op);
-      refused |= open != nullptr && refused_.count(open->request) > 0;
+      const auto one = open != nullptr ? refused_.find(open->request) : refused_.end();
+      if (one == refused_.end()) continue;
+      (one->second == Lost::Cause::kDigest ? corrupt : refused) = true;
     }
-    if (corrupt_.count(plan.step) > 0) applied.digest = ~applied.digest;
+    if (corrupt) applied.digest = ~applied.digest;
   }
   if (refused)
     return Lose(Lost::Cause::kInvalidPlan, "an operation is refused", {}, false, plan.step);

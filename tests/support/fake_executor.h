@@ -72,8 +72,11 @@ class FakeExecutor final : public StepExecutor {
   void LoseNow();
   // Treats the plan of `step` as one whose digest differs.
   void CorruptDigest(Step step);
+  // The same in each epoch, as of a group that goes wrong by itself.
+  void CorruptDigestInEachEpoch(Step step);
   // Refuses each plan that opens a sequence of this request, in this epoch and in all later ones.
-  void RefuseRequest(const RequestId& request);
+  // kDigest: the plan's digest differs. kInvalidPlan: the operation is refused.
+  void RefuseRequest(const RequestId& request, Lost::Cause cause = Lost::Cause::kInvalidPlan);
   // Makes Ready of the next epoch wait for Restart (default: Ready follows Lost at once).
   void HoldRestart();
   void Restart();
@@ -123,7 +126,8 @@ class FakeExecutor final : public StepExecutor {
   std::map<Step, bool> lose_during_ ABSL_GUARDED_BY(mu_);  // and whether it blames requests
   std::set<Step> lose_after_ ABSL_GUARDED_BY(mu_);
   std::set<Step> corrupt_ ABSL_GUARDED_BY(mu_);
-  std::set<RequestId> refused_ ABSL_GUARDED_BY(mu_);
+  std::optional<Step> corrupt_in_each_epoch_ ABSL_GUARDED_BY(mu_);
+  std::map<RequestId, Lost::Cause> refused_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace flotilla::testing
