@@ -1,6 +1,7 @@
 // Tests what the scheduler's estimates are worth, in virtual time: deadlines, refusals, chunks and
 // memory under machines and answer lengths that it has to learn.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -63,12 +64,12 @@ TEST(Forecast, ADeadlineThatCanBeMetIsMetAfterManyShortPrompts) {
 }
 
 struct Mix {
-  int dropped = 0;
-  int could = 0;  // of these would have met the deadline if they had run next
+  int dropped = 0, ended = 0;  // for their deadlines: before they had a token, and later
+  int could = 0;               // of these would have met them if they had run next
 };
 
-// Serves a seeded mix under edf on a machine of random costs. Whoever is dropped is computed by
-// the true costs as if it ran next beside the running ones.
+// Serves a seeded mix under edf on a machine of random costs. What is left of a request that is
+// ended for its deadline is computed by the true costs as if it ran next beside those that decode.
 Mix DropsOf(std::uint64_t seed) {
   testing::Random random(seed);
   const std::int64_t fixed = random.Between(200'000, 5'000'000);
@@ -90,14 +91,28 @@ Mix DropsOf(std::uint64_t seed) {
   struct Sent {
     std::int64_t prompt, outputs, deadline;
   };
+  struct Begun {
+    std::int64_t computed = 0, made = 0;
+    bool decodes = false;
+  };
   std::map<std::uint64_t, Sent> sent;
-  const auto needs_ns = [&](const Sent& one) {
-    std::vector<std::pair<std::int64_t, std::int64_t>> others;  // length, outputs left
+  std::map<std::uint64_t, Begun> begun;  // at the last call of `look`, when no plan is in flight
+  const auto look = [&] {
+    begun.clear();
     for (const OpenSequenceView& view : harness.core.OpenSequences()) {
-      const Sent& other = sent[view.request.counter];
-      const std::int64_t made =
-          std::max<std::int64_t>(static_cast<std::int64_t>(view.tokens.size()) - other.prompt, 0);
-      others.emplace_back(view.tokens.size(), other.outputs - made);
+      const std::uint64_t id = view.request.counter;
+      begun[id] = {.computed = view.length.computed,
+                   .made = static_cast<std::int64_t>(view.tokens.size()) - sent[id].prompt,
+                   .decodes = view.state == SequenceState::kDecode};
+    }
+  };
+  const auto needs_ns = [&](std::uint64_t id) {
+    const Sent& one = sent[id];
+    const Begun own = begun.contains(id) ? begun[id] : Begun{};
+    std::vector<std::pair<std::int64_t, std::int64_t>> others;  // length, outputs left
+    for (const auto& [other, has] : begun) {
+      if (other == id || !has.decodes || harness.EndOf(other).has_value()) continue;
+      others.emplace_back(sent[other].prompt + has.made, sent[other].outputs - has.made);
     }
     std::int64_t ns = 0, step = 0;
     const auto beside = [&] {
@@ -107,22 +122,24 @@ Mix DropsOf(std::uint64_t seed) {
       return sum;
     };
     const auto chunk = std::int64_t{256} - static_cast<std::int64_t>(others.size());
-    for (std::int64_t at = 0; at < one.prompt; at += chunk) {
+    for (std::int64_t at = own.computed; at < one.prompt; at += chunk) {
       ns += beside() + chunk_ns(at, std::min(chunk, one.prompt - at));
     }
-    for (std::int64_t i = 1; i < one.outputs; ++i) ns += beside() + decode_ns(one.prompt + i);
+    for (std::int64_t i = std::max<std::int64_t>(own.made, 1); i < one.outputs; ++i) {
+      ns += beside() + decode_ns(one.prompt + i);
+    }
     return ns;
   };
   Mix mix;
-  std::set<std::uint64_t> dropped;
+  std::set<std::uint64_t> ended;
   for (std::uint64_t id = 1; id <= 60 || harness.core.live_requests() > 0;) {
+    look();
     while (id <= 60 && (harness.core.live_requests() < 4 || random.OneIn(6))) {
-      Sent one{.prompt = static_cast<std::int64_t>(random.Between(4, random.OneIn(4) ? 3000 : 200)),
-               .outputs = static_cast<std::int64_t>(random.Between(1, 60)),
-               .deadline = 0};
-      one.deadline = harness.now_ns + static_cast<std::int64_t>(
-                                          random.Between(needs_ns(one) / 2, 6 * needs_ns(one)));
-      sent[id] = one;
+      Sent& one = sent[id];
+      one.prompt = static_cast<std::int64_t>(random.Between(4, random.OneIn(4) ? 3000 : 200));
+      one.outputs = static_cast<std::int64_t>(random.Between(1, 60));
+      one.deadline = harness.now_ns +
+                     static_cast<std::int64_t>(random.Between(needs_ns(id) / 2, 6 * needs_ns(id)));
       TokenizedRequest request = LiveRequest(id, static_cast<std::uint32_t>(one.prompt),
                                              static_cast<std::uint32_t>(one.outputs));
       request.stop.stop_tokens.clear();
@@ -131,16 +148,14 @@ Mix DropsOf(std::uint64_t seed) {
       ++id;
     }
     const StallReason stall = harness.Plan();
-    for (const auto& [counter, events] : harness.events) {
-      if (!dropped.insert(counter).second) continue;
+    for (const auto& [counter, one] : sent) {
+      if (ended.contains(counter)) continue;
       const std::optional<RequestEnd> end = harness.EndOf(counter);
-      if (!end.has_value() || harness.now_ns >= sent[counter].deadline ||
-          !absl::IsDeadlineExceeded(end->status) || harness.TokensOf(counter) > 0) {
-        dropped.erase(counter);
-        continue;
-      }
-      ++mix.dropped;
-      mix.could += harness.now_ns + needs_ns(sent[counter]) <= sent[counter].deadline;
+      if (!end.has_value()) continue;
+      ended.insert(counter);
+      if (!absl::IsDeadlineExceeded(end->status) || harness.now_ns >= one.deadline) continue;
+      ++(harness.TokensOf(counter) == 0 ? mix.dropped : mix.ended);
+      mix.could += harness.now_ns + needs_ns(counter) <= one.deadline;
     }
     if (stall != StallReason::kNone && harness.plans.empty()) continue;
     harness.Answer();
@@ -153,12 +168,16 @@ TEST(Forecast, WhoIsDroppedCouldNotHaveMetItsDeadline) {
   for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
     const Mix mix = DropsOf(seed);
     all.dropped += mix.dropped;
+    all.ended += mix.ended;
     all.could += mix.could;
   }
-  std::printf("%d dropped in 1,000 mixes; %d of them could have met their deadline\n", all.dropped,
-              all.could);
+  std::printf(
+      "in 1,000 mixes %d dropped before and %d after their first token; %d of them could have met "
+      "their deadline\n",
+      all.dropped, all.ended, all.could);
   EXPECT_GT(all.dropped, 1000);
-  EXPECT_LE(all.could * 100, all.dropped);
+  EXPECT_GT(all.ended, 1000);
+  EXPECT_LE(all.could * 100, all.dropped + all.ended);
 }
 
 TEST(Forecast, ChunksBehindALongContextKeepToTheInterTokenTarget) {
@@ -256,9 +275,27 @@ std::uint32_t OutputsOf(std::uint64_t seed) {
   return (seed * 2654435761u >> 7) % 100 < 85 ? 30u : 1500u;
 }
 
+// The max_tokens that a client sends for an answer of so many tokens. None: it leaves them out, and
+// the server allows what the context has left.
+using MaxTokensOf = std::function<std::optional<std::uint32_t>(std::uint32_t outputs)>;
+
+TokenizedRequest RequestWith(std::uint64_t id, std::uint32_t prompt, std::uint32_t outputs,
+                             const MaxTokensOf& max_tokens_of) {
+  constexpr std::uint32_t kContext = 8192;
+  const std::optional<std::uint32_t> max_tokens = max_tokens_of(outputs);
+  TokenizedRequest request = LiveRequest(id, prompt, max_tokens.value_or(kContext - prompt));
+  request.max_tokens_absent = !max_tokens.has_value();
+  return request;
+}
+
+std::optional<std::uint32_t> ExactMax(std::uint32_t outputs) { return outputs; }
+std::optional<std::uint32_t> TwentyTimes(std::uint32_t outputs) {
+  return std::min(20 * outputs, 8000u);
+}
+std::optional<std::uint32_t> NoMax(std::uint32_t) { return std::nullopt; }
+
 // How many steps 300 of them take in 600 blocks, after some have been seen, 50 of the long ones.
-std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_tokens_of,
-                        std::uint32_t max_preemptions) {
+std::uint64_t StepsWith(const MaxTokensOf& max_tokens_of, std::uint32_t max_preemptions) {
   CoreHarness harness(
       {.max_seqs = 64, .max_queued_tokens = 1 << 20, .max_preemptions = max_preemptions},
       ForecastGroup(601, 8192));
@@ -268,9 +305,8 @@ std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_t
   };
   std::uint64_t id = 1;
   const auto send = [&] {
-    TokenizedRequest request = LiveRequest(id, 100, 1);
-    request.stop.max_tokens = max_tokens_of(OutputsOf(request.sampling.seed));
-    harness.core.Submit(0, request);
+    const std::uint32_t outputs = OutputsOf(LiveRequest(id, 100, 1).sampling.seed);
+    harness.core.Submit(0, RequestWith(id, 100, outputs, max_tokens_of));
     ++id;
   };
   const auto run = [&] {
@@ -290,13 +326,10 @@ std::uint64_t StepsWith(const std::function<std::uint32_t(std::uint32_t)>& max_t
 }
 
 TEST(Forecast, MaxTokensThatAreTooLargeCostNoSteps) {
-  const auto exact = [](std::uint32_t outputs) { return outputs; };
-  const auto twenty = [](std::uint32_t outputs) { return std::min(20 * outputs, 8000u); };
-  const auto absent = [](std::uint32_t) { return 8092u; };
   for (const std::uint32_t max_preemptions : {3u, 1000u}) {
-    const std::uint64_t best = StepsWith(exact, max_preemptions);
-    const std::uint64_t with_twenty = StepsWith(twenty, max_preemptions);
-    const std::uint64_t with_absent = StepsWith(absent, max_preemptions);
+    const std::uint64_t best = StepsWith(ExactMax, max_preemptions);
+    const std::uint64_t with_twenty = StepsWith(TwentyTimes, max_preemptions);
+    const std::uint64_t with_absent = StepsWith(NoMax, max_preemptions);
     std::printf(
         "at most %u preemptions: %llu steps with exact max_tokens, %llu with 20 times as "
         "much, %llu with none\n",
@@ -307,12 +340,14 @@ TEST(Forecast, MaxTokensThatAreTooLargeCostNoSteps) {
   }
 }
 
-// The mean times to the first token, of answers of 20 and of 400 tokens, under srpt.
-std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t max_of_long) {
+// The mean times to the first token, of answers of 20 and of 400 tokens, under srpt. The prompts
+// of the latter have `long_prompt` tokens.
+std::pair<double, double> SrptWaits(std::uint32_t long_prompt, const MaxTokensOf& max_tokens_of) {
   CoreHarness harness({.max_seqs = 4}, ForecastGroup(), "srpt");
-  harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
-    const std::uint32_t outputs = item.sampling->seed % 2 == 0 ? 20 : 400;
-    return output + 1 >= outputs ? kStop : static_cast<TokenId>(output % 900);
+  const auto outputs_of = [](std::uint64_t seed) { return seed % 2 == 0 ? 20u : 400u; };
+  harness.token_of = [&](const worker::BatchItem& item, std::uint32_t output) {
+    return output + 1 >= outputs_of(item.sampling->seed) ? kStop
+                                                         : static_cast<TokenId>(output % 900);
   };
   harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
     return 1'000'000 + std::int64_t{20'000} * (prefill + decodes);
@@ -330,7 +365,8 @@ std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t ma
   for (std::uint64_t id = 1; id <= 300; ++id) {
     while (id <= 121 && step()) {  // until 60 answers of each class have been seen
     }
-    TokenizedRequest request = LiveRequest(id, 20, id % 2 == 0 ? max_of_short : max_of_long);
+    TokenizedRequest request =
+        RequestWith(id, id % 2 == 0 ? 20 : long_prompt, outputs_of(id), max_tokens_of);
     request.sampling.seed = id;
     sent[id] = harness.now_ns;
     harness.core.Submit(harness.now_ns, request);
@@ -348,19 +384,36 @@ std::pair<double, double> SrptWaits(std::uint32_t max_of_short, std::uint32_t ma
   return {waits[0] / count[0], waits[1] / count[1]};
 }
 
+// The lengths of answers are known by the class of max_tokens. If all leave it out, they are known
+// by the class of the prompt's length.
 TEST(Forecast, SrptOrdersByAnswersAndNotByMaxTokens) {
-  const auto [exact_short, exact_long] = SrptWaits(20, 400);
-  const auto [short_answers, long_answers] = SrptWaits(4000, 400);
-  std::printf(
-      "first token with exact max_tokens: %.0f and %.0f ms; with 4,000 for the short ones: "
-      "%.0f and %.0f ms\n",
-      exact_short, exact_long, short_answers, long_answers);
-  EXPECT_LE(short_answers, 1.2 * exact_short);
-  EXPECT_LE(long_answers, 1.2 * exact_long);
+  const struct {
+    const char* what;
+    std::uint32_t long_prompt;
+    MaxTokensOf max_tokens_of;
+  } cases[] = {
+      {"4,000 for the short answers", 20,
+       [](std::uint32_t outputs) { return outputs == 20 ? 4000 : outputs; }},
+      {"20 times as much for all", 20, TwentyTimes},
+      {"none for the short answers and as much for the long ones", 20,
+       [](std::uint32_t outputs) { return outputs == 20 ? NoMax(20) : 8172; }},
+      {"none for the long answers and as much for the short ones", 20,
+       [](std::uint32_t outputs) { return outputs == 400 ? NoMax(400) : 8172; }},
+      {"none for all", 200, NoMax},
+  };
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.what);
+    const auto [exact_short, exact_long] = SrptWaits(one.long_prompt, ExactMax);
+    const auto [short_answers, long_answers] = SrptWaits(one.long_prompt, one.max_tokens_of);
+    std::printf("first token with exact max_tokens: %.0f and %.0f ms; with %s: %.0f and %.0f ms\n",
+                exact_short, exact_long, one.what, short_answers, long_answers);
+    EXPECT_LE(short_answers, 1.2 * exact_short);
+    EXPECT_LE(long_answers, 1.2 * exact_long);
+  }
 }
 
 TEST(Forecast, ProtectedRequestsReserveWhatTheyAreExpectedToNeed) {
-  const auto steps = [](std::uint32_t max_tokens) {
+  const auto steps = [](const MaxTokensOf& max_tokens_of) {
     CoreHarness harness({.max_seqs = 64,
                          .max_queued_tokens = 1 << 20,
                          .watermark_blocks = 0,
@@ -371,7 +424,7 @@ TEST(Forecast, ProtectedRequestsReserveWhatTheyAreExpectedToNeed) {
     };
     std::uint64_t plans = 0;
     for (std::uint64_t id = 1; id <= 260; ++id) {
-      harness.core.Submit(0, LiveRequest(id, 100, max_tokens));
+      harness.core.Submit(0, RequestWith(id, 100, 300, max_tokens_of));
       if (id != 60 && id != 260) continue;  // the first 60 show how long answers are
       plans = 0;
       while (harness.core.live_requests() > 0 && plans < 100'000) {
@@ -382,10 +435,12 @@ TEST(Forecast, ProtectedRequestsReserveWhatTheyAreExpectedToNeed) {
     }
     return plans;
   };
-  const std::uint64_t exact = steps(300), large = steps(7000);
-  std::printf("%llu steps with max_tokens 300, %llu with 7,000\n",
-              static_cast<unsigned long long>(exact), static_cast<unsigned long long>(large));
+  const std::uint64_t exact = steps(ExactMax), large = steps(TwentyTimes), none = steps(NoMax);
+  std::printf("%llu steps with max_tokens 300, %llu with 6,000, %llu with none\n",
+              static_cast<unsigned long long>(exact), static_cast<unsigned long long>(large),
+              static_cast<unsigned long long>(none));
   EXPECT_LE(large, exact * 105 / 100);
+  EXPECT_LE(none, exact * 105 / 100);
 }
 
 // What a closed loop of `concurrency` clients gets from this CPU with the default options.
@@ -546,9 +601,10 @@ class NoisyCpu {
   double speed_ = 1;
 };
 
-// The requests per second that are served within 4 s, of `rate` that arrive.
-double Goodput(const char* policy, double rate) {
-  CoreHarness harness({}, ForecastGroup(), policy);
+// The requests per second that are served within 4 s, of `rate` that arrive. With fair share
+// half of them are one tenant's, a quarter another's, and an eighth each of two more.
+double Goodput(const char* policy, bool fair_share, double rate) {
+  CoreHarness harness({.fair_share = fair_share}, ForecastGroup(), policy);
   harness.batch_ns = NoisyCpu();
   testing::Random random(11);
   const auto uniform = [&] { return (random.Below(1 << 30) + 0.5) / (1 << 30); };
@@ -560,6 +616,7 @@ double Goodput(const char* policy, double rate) {
     while (next_ns <= static_cast<double>(harness.now_ns)) {
       TokenizedRequest request = LiveRequest(++id, 130, 96);
       request.deadline_ns = static_cast<std::int64_t>(next_ns) + 4'000'000'000;
+      if (fair_share) request.tenant = std::string(1, 'a' + std::countr_zero(id | 8));
       harness.core.Submit(harness.now_ns, request);
       next_ns -= 1e9 / rate * std::log(uniform());
     }
@@ -580,25 +637,29 @@ double Goodput(const char* policy, double rate) {
   return met * 1e9 / static_cast<double>(kEnd);
 }
 
-TEST(Forecast, GoodputHoldsAtFiveTimesTheCapacityUnderEveryPolicy) {
+void ExpectGoodputHolds(bool fair_share) {
   for (const absl::string_view name : PolicyNames()) {
     const std::string policy(name);
     double peak = 0, at_peak = 0;
     std::map<double, double> overloads;
     for (const double rate : {4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 45.0}) {
-      const double goodput = Goodput(policy.c_str(), rate);
+      const double goodput = Goodput(policy.c_str(), fair_share, rate);
       if (goodput > peak) at_peak = rate;
       peak = std::max(peak, goodput);
       if (rate > 8) overloads[rate] = goodput;
     }
-    std::printf("%s: %.2f requests/s in time at the peak (%.0f/s)\n", policy.c_str(), peak,
-                at_peak);
+    std::printf("%s%s: %.2f requests/s in time at the peak (%.0f/s)\n", policy.c_str(),
+                fair_share ? " and fair share" : "", peak, at_peak);
     for (const auto& [rate, goodput] : overloads) {
       std::printf("    %.2f at %.0f/s\n", goodput, rate);
       EXPECT_GE(goodput, 0.8 * peak);
     }
   }
 }
+
+TEST(Forecast, GoodputHoldsAtFiveTimesTheCapacityUnderEveryPolicy) { ExpectGoodputHolds(false); }
+
+TEST(Forecast, GoodputHoldsUnderFairShareToo) { ExpectGoodputHolds(true); }
 
 }  // namespace
 }  // namespace flotilla::scheduler
