@@ -96,6 +96,9 @@ TEST(ChooseDepth, RowsAreWorthLessInALargeBatch) {
     before = depth;
   }
   EXPECT_EQ(before, 0u);
+  // A line through these times would give 12 and 0.
+  EXPECT_EQ(ChooseDepth(good, Alone(8), costs, 16), 0u);
+  EXPECT_EQ(ChooseDepth(DraftAcceptance(), Alone(4), costs, 16), 4u);
 }
 
 TEST(ChooseDepth, TriesAgainAfterARestThatGrows) {
