@@ -299,6 +299,18 @@ TEST(StepTimeModel, HostileTimingsStayInBounds) {
   EXPECT_EQ(Forecast::RetryAfterMs(INT64_MAX), 60'000);
 }
 
+// Each step of a prompt takes what a step takes whatever its rows.
+TEST(Forecast, APromptTakesAsManyStepsAsItHas) {
+  Forecast forecast(700);
+  forecast.Begin(20'000, 1'000'000);
+  const std::int64_t fixed = forecast.steps().PredictNs({});
+  EXPECT_EQ(fixed, 1'000'000);
+  const std::int64_t whole = forecast.PrefillNs(0, 2560, 2560);
+  EXPECT_EQ(forecast.PrefillNs(0, 2560, 256), whole + 9 * fixed);
+  EXPECT_EQ(forecast.PrefillNs(0, 2561, 2561) + 10 * fixed, forecast.PrefillNs(0, 2561, 256));
+  EXPECT_EQ(forecast.PrefillNs(100, 0, 256), 0);
+}
+
 TEST(OutputLengths, MemoryIsBoundedAndOldTenantsAreForgotten) {
   OutputLengths lengths(700);
   const auto of = [](int tenant) {

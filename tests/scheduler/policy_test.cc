@@ -65,6 +65,43 @@ TEST(Policy, EachHasItsOrder) {
   for (const absl::string_view name : PolicyNames()) EXPECT_EQ(MakePolicy(name)->name(), name);
 }
 
+// A request with the key that the policy gives it.
+auto Keyed(absl::string_view policy, std::int32_t priority, std::int64_t predicted_ns,
+           std::int64_t deadline_ns) {
+  struct Request request;
+  request.priority = priority;
+  request.deadline_ns = deadline_ns;
+  request.order = MakePolicy(policy)->Key(request, predicted_ns);
+  return request;
+}
+
+TEST(Policy, ClassesGoFirstUnderEachButFcfs) {
+  for (const absl::string_view policy : PolicyNames()) {
+    const auto high = Keyed(policy, 5, 1000, 1000);
+    auto low = Keyed(policy, -5, 10, 10);
+    low.arrival = 1;
+    EXPECT_TRUE(GoesBefore(high, low)) << policy;  // under fcfs, as it came first
+    auto late = Keyed(policy, 5, 1000, 1000);
+    late.arrival = 2;
+    EXPECT_EQ(GoesBefore(late, low), policy != "fcfs") << policy;
+    EXPECT_EQ(GoesBefore(low, late), policy == "fcfs") << policy;
+  }
+}
+
+TEST(Policy, WhoIsProtectedGoesBeforeEveryClass) {
+  for (const absl::string_view policy : PolicyNames()) {
+    const auto high = Keyed(policy, 100, 10, 10);
+    auto reserved = Keyed(policy, -100, 1000, 1000);
+    reserved.arrival = 1;
+    auto first = Keyed(policy, -100, 1000, 1000);
+    first.arrival = 2;
+    reserved.protection = Protection::kReserved;
+    first.protection = Protection::kNonPreemptible;
+    EXPECT_TRUE(GoesBefore(reserved, high) && GoesBefore(first, reserved)) << policy;
+    EXPECT_FALSE(GoesBefore(high, reserved) || GoesBefore(reserved, first)) << policy;
+  }
+}
+
 TEST(FairShare, TurnsFollowTokensAndWeights) {
   FairShare fair(true, {{"b", 3}});
   const TableIndex a = fair.Join("a"), b = fair.Join("b");

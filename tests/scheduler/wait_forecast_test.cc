@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -319,6 +320,77 @@ TEST(WaitForecastWithDeadlines, IsTooLongByHalfAtMostInTheMedian) {
   EXPECT_GT(waits.all.errors.size(), 300u);
   EXPECT_LE(Quantile(waits.all.errors, 50), 0.5);
   EXPECT_LE(Quantile(waits.all.factors, 90), 2);
+}
+
+// Four answers of 1,000 tokens have all places, in steps of 1 ms.
+struct FourRun {
+  CoreHarness harness{{.max_seqs = 4}, testing::FakeExecutorOptions::DefaultDescription()};
+
+  FourRun() {
+    harness.step_ns = [](std::uint32_t, std::uint32_t) { return std::int64_t{1'000'000}; };
+  }
+  TokenizedRequest Next(std::int32_t priority = 0) {
+    TokenizedRequest request = CoreHarness::Request(++id, 10, 1000);
+    request.priority = priority;
+    return request;
+  }
+  void Begin(const std::function<TokenizedRequest()>& next) {
+    for (int i = 0; i < 4; ++i) harness.core.Submit(harness.now_ns, next());
+  }
+  void Step() {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+
+  std::uint64_t id = 0;
+};
+
+TEST(PredictedWait, LowerClassesThatRunGiveWay) {
+  FourRun four;
+  four.Begin([&] { return four.Next(-1); });
+  for (int i = 0; i < 100; ++i) four.Step();
+  EXPECT_NEAR(static_cast<double>(four.harness.core.PredictWaitNs(four.Next(-1))), 900e6, 45e6);
+  EXPECT_LE(four.harness.core.PredictWaitNs(four.Next()), 20'000'000);
+}
+
+// Half of the answers have 20 tokens and the others 1,000. Those that run have passed the 20, and
+// the forecast of each is a few tokens old.
+TEST(PredictedWait, AnswersThatHaveNotEndedEarlyEndLate) {
+  FourRun four;
+  four.harness.token_of = [](const worker::BatchItem& item, std::uint32_t output) {
+    const bool is_short = item.sampling->seed % 2 == 0 && item.sampling->seed <= 200;
+    return output + 1 >= (is_short ? 20 : 1000) ? kStopToken : static_cast<TokenId>(output % 900);
+  };
+  const auto next = [&] {
+    TokenizedRequest request = four.Next();
+    request.stop.stop_tokens = {kStopToken};
+    request.stop.max_tokens = 2000;
+    request.sampling.seed = request.id.counter;
+    return request;
+  };
+  for (int i = 0; i < 200; ++i) four.harness.core.Submit(0, next());
+  four.harness.RunAll(100'000);
+  four.Begin(next);
+  for (int made = 1; made < 100; ++made) {
+    four.Step();
+    if (made < 20) continue;
+    const double real = 1e6 * (1000 - made);
+    EXPECT_NEAR(static_cast<double>(four.harness.core.PredictWaitNs(next())), real, real / 20)
+        << made;
+  }
+}
+
+TEST(WaitUntilStart, BlocksAreWaitedForAsPlacesAre) {
+  ForecastQueue queue{.sequences = 64, .blocks = 10, .rows = 256};
+  queue.own.parts.fill({.steps = 10, .blocks = 4});
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    queue.running.emplace_back().parts.fill({.steps = 100 * i, .blocks = 3});
+  }
+  EXPECT_EQ(WaitUntilStart(queue).steps, 100u);
+  queue.own.parts.fill({.steps = 10, .blocks = 5});
+  EXPECT_EQ(WaitUntilStart(queue).steps, 200u);
+  queue.own.parts.fill({.steps = 10, .blocks = 1});
+  EXPECT_EQ(WaitUntilStart(queue).steps, 0u);
 }
 
 }  // namespace

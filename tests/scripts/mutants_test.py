@@ -64,6 +64,7 @@ class Mutants(unittest.TestCase):
         self.assertEqual(made("scheduler/core/a.cc", "A.*"), ("scheduler_test", "A.*"))
         self.assertEqual(made("worker/core/a.cc"), ("sim_test", mutants.SIMULATION))
         self.assertEqual(made("worker/core/a.cc", "Simulation.A"), ("sim_test", "Simulation.A"))
+        self.assertEqual(made("worker/core/a.cc", "A.*"), ("worker_core_test", "A.*"))
 
     def test_what_seeds_did_not_meet_is_not_seen(self):
         self.assertIsNone(mutants.judge(0, ""))

@@ -112,6 +112,23 @@ TEST_F(WatchTest, AnAgentThatWasLateItselfBeginsAgain) {
   EXPECT_EQ(Judge(60 * kSecond, work).fault, Fault::kDied);
 }
 
+TEST_F(WatchTest, ALoadBeginsAgainToo) {
+  ranks_[1].moved_ns = 0;
+  EXPECT_EQ(Judge(0).fault, std::nullopt);
+  EXPECT_EQ(Judge(60 * kSecond).fault, std::nullopt);  // the agent was late
+  std::int64_t now = 60 * kSecond;
+  for (; now <= 70 * kSecond; now += 100 * kMs) ASSERT_EQ(Judge(now).fault, std::nullopt) << now;
+  EXPECT_EQ(Judge(now), (Verdict{.fault = Fault::kStalled, .member = 1, .age_ns = 10'100 * kMs}));
+}
+
+TEST(Watch, WithoutALimitALoadIsNeverStalled) {
+  GroupWatch watch{{.load_stall_ns = 0}};
+  const std::vector<MemberSample> ranks = {{.moved_ns = 0}};
+  for (std::int64_t now = 0; now <= 60 * kSecond; now += 100 * kMs) {
+    ASSERT_EQ(watch.Judge(now, {}, ranks, std::nullopt).fault, std::nullopt) << now;
+  }
+}
+
 TEST_F(WatchTest, AFewHundredMillisecondsLateIsNotLate) {
   ranks_[0].heartbeat_ns = 0;
   Judge(700 * kMs);
