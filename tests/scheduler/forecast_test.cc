@@ -506,6 +506,35 @@ TEST(Forecast, ByDefaultChunksFollowTheTimeOfSteps) {
   }
 }
 
+// On a machine whose time the model has learned, chunks fill steps up to 2.5 times what the decodes
+// take alone, and not beyond.
+TEST(Forecast, ByDefaultStepsWithChunksTakeTwoAndAHalfTimesAsLongAsDecodesAlone) {
+  CoreHarness harness({.max_step_tokens = 2048, .max_chunk_tokens = 2048}, ForecastGroup());
+  harness.step_ns = [](std::uint32_t prefill, std::uint32_t decodes) {
+    return 3'000'000 + std::int64_t{30'000} * prefill + std::int64_t{100'000} * decodes;
+  };
+  // The decodes of the prompt that is computed count, too.
+  const double alone_ns = 3'000'000 + 100'000 * 32;
+  for (std::uint64_t id = 1; id <= 31; ++id) harness.Submit(id, 20, 2000);
+  std::vector<double> ratios;
+  for (std::uint64_t id = 100; id < 130; ++id) {
+    harness.Submit(id, 3000, 1);
+    while (!harness.EndOf(id).has_value()) {
+      ASSERT_EQ(harness.Plan(), StallReason::kNone);
+      const StepResult result = harness.Answer();
+      const bool last = harness.EndOf(id).has_value();
+      if (id < 120 || last || result.timings.rows == result.timings.decode_rows) continue;
+      ratios.push_back(static_cast<double>(result.timings.compute_ns) / alone_ns);
+    }
+  }
+  const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
+  std::printf("%zu steps with chunks take %.2f to %.2f times as long as decodes alone\n",
+              ratios.size(), *least, *most);
+  EXPECT_GT(ratios.size(), 80u);
+  EXPECT_LE(*most, 2.5 * 1.03);
+  EXPECT_GE(*least, 2.5 * 0.97);
+}
+
 // Prompts come without end. At least one step in 66 has none, and shows what decodes take.
 TEST(Forecast, DecodesAloneAreMeasuredHoweverManyPromptsWait) {
   CoreHarness harness({}, ForecastGroup());

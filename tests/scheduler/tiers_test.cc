@@ -91,6 +91,45 @@ TEST_P(StepSizes, ASlowLinkCarriesWhatItCan) {
   EXPECT_GE(cached / 16, static_cast<std::uint64_t>(carries) * 9 / 10);
 }
 
+// How many blocks the plan begins to copy to tiers.
+std::uint64_t CopiedOut(const StepPlan& plan) {
+  std::uint64_t blocks = 0;
+  for (const BackgroundCopy& copy : CoreHarness::OpsOf<BackgroundCopy>(plan)) {
+    blocks += copy.kind == BackgroundCopy::Kind::kOut ? copy.moves.size() : 0;
+  }
+  return blocks;
+}
+
+// A prompt of 200 blocks goes into a pool of 400, one block a step.
+TEST(Tiers, CopiesBeginWhenAQuarterOfThePoolIsFilled) {
+  CoreHarness harness(
+      {.max_step_tokens = 16, .max_chunk_tokens = 16},
+      TiersGroup(400, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
+  harness.core.Submit(0, Ask(1, 1, 3200));
+  for (int filled = 1; filled <= 200; ++filled) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    EXPECT_EQ(CopiedOut(harness.plans.back()) > 0, filled >= 100) << filled;
+    harness.Answer();
+  }
+}
+
+// A prompt of 300 blocks is computed in one step. The next steps are long enough for copies of all
+// of them, and the link is slower than the description says.
+TEST(Tiers, CopiesPinAQuarterOfThePoolAtMost) {
+  CoreHarness harness(
+      {.max_step_tokens = 8192, .max_chunk_tokens = 8192},
+      TiersGroup(400, {{.block_count = 20'000, .out_ns_per_block = 10, .in_ns_per_block = 10}}));
+  harness.core.Submit(0, Ask(1, 1, 4800, 50));
+  ASSERT_EQ(harness.Plan(), StallReason::kNone);
+  harness.Answer();
+  std::uint64_t under_way = 0;
+  for (int plan = 0; plan < 2; ++plan) {  // no more may be in flight
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    under_way += CopiedOut(harness.plans.back());
+  }
+  EXPECT_EQ(under_way, 100u);
+}
+
 // The tier has room for one prompt of 62 blocks and 38 blocks of another.
 TEST(Tiers, ATierThatIsFullDropsTheLastBlocksOfAPromptFirst) {
   CoreHarness harness(

@@ -391,6 +391,45 @@ TEST_P(WaitingForAPrefix, NoRowsAreIdleThatTheTargetAllows) {
   }
 }
 
+// Serves one prompt in chunks, with `count` behind it that wait for it as their prefix, and then
+// short ones.
+void AddWaitingForAPrefix(CoreHarness& harness, std::uint32_t count, std::uint64_t shorts) {
+  TokenizedRequest first = CoreHarness::Request(1, 6000, 5), head = first;
+  harness.core.Submit(0, first);
+  harness.Plan();
+  harness.Answer();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    head.id.counter = 2 + i;
+    head.prompt.push_back(static_cast<TokenId>(i % 1000));
+    harness.core.Submit(0, head);
+  }
+  for (std::uint64_t i = 0; i < shorts; ++i) harness.Submit(1000 + i, 20, 3);
+}
+
+// A plan passes over 160 requests at most.
+TEST(Waiting, APlanPassesOverAStatedNumberThatWaitForAPrefix) {
+  for (const std::uint32_t count : {159u, 160u}) {
+    CoreHarness harness({.max_chunk_tokens = 64, .max_queued_tokens = 1 << 24}, WaitingGroup());
+    AddWaitingForAPrefix(harness, count, 1);
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+    EXPECT_EQ(harness.TokensOf(1000) > 0, count < 160) << count;
+  }
+}
+
+// Those behind more than that have a quarter of the rows, as all shorter prompts have: three of 20
+// tokens start in each plan.
+TEST(Waiting, BehindMoreThatWaitForAPrefixShortPromptsStart) {
+  CoreHarness harness({.max_queued_tokens = 1 << 24}, WaitingGroup());
+  AddWaitingForAPrefix(harness, 300, 40);
+  for (int plan = 0; plan < 40 / 3 + 1; ++plan) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    harness.Answer();
+  }
+  for (std::uint64_t id = 1000; id < 1040; ++id) EXPECT_GT(harness.TokensOf(id), 0u) << id;
+  EXPECT_EQ(harness.TokensOf(1), 0u);
+}
+
 // Two prompts of two tenants share the steps, although one came first and is far longer.
 TEST(Waiting, UnderFairShareTenantsShareTheRowsOfSteps) {
   CoreHarness harness({.fair_share = true}, WaitingGroup(2000));
