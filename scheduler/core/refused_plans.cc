@@ -75,7 +75,7 @@ void RefusedPlans::Update(
     std::int64_t now_ns,
     const std::function<std::optional<std::uint32_t>(const RequestId&)>& computed) {
   now_ns_ = now_ns;
-  if (candidates() == 0) return cleared_.clear();
+  if (candidates() == 0) return;
   bool ended = false;
   std::erase_if(tried_, [&](const Candidate& candidate) {
     const std::optional<std::uint32_t> positions = computed(candidate.request);
@@ -89,6 +89,7 @@ void RefusedPlans::Update(
   std::erase_if(held_, [&](const Candidate& s) { return !computed(s.request).has_value(); });
   std::erase_if(cleared_, [&](const RequestId& id) { return !computed(id).has_value(); });
   if (tried_.empty()) Split(std::exchange(held_, {}), /*refused=*/false);
+  if (candidates() == 0) cleared_.clear();
 }
 
 bool RefusedPlans::MayStart(const RequestId& request) const {

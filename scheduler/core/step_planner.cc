@@ -254,8 +254,8 @@ StepShape StepPlanner::DecodesToCome() const {
           .decode_context = shape_.decode_context / std::max<std::uint64_t>(mine, 1) * to_come};
 }
 
-// Rows cost more the longer their context is. The first chunks of a step and the first request in
-// order get kLeastRows all the same, so that it advances.
+// Rows cost more the longer their context is. The first chunks of a step, the first request in
+// order and one whose rows went to shorter ones get kLeastRows all the same, so that they advance.
 std::uint32_t StepPlanner::RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first) const {
   if (target_.ns == 0 || rows == 0) return rows;
   const std::uint32_t within = state_.forecast.steps().RowsWithin(target_, shape_, begin, rows);

@@ -268,7 +268,8 @@ class StepPlanner {
   bool noted_all_ = false;                      // those not tried yet are among them
   std::optional<TableIndex> blocked_isolated_;  // the first that starts in isolated steps, too
   std::vector<TableIndex> computing_;           // sequences that compute prefixes of tried_
-  bool dealt_to_shorter_ = false;
+  // Whose rows went to shorter ones first. It advances in this step all the same.
+  std::optional<TableIndex> lender_;
   std::optional<Admission> load_;  // the head of the queue, if it is to be read back first
   std::optional<std::vector<ExpectedOutput>> expected_;  // of the running sequences, once needed
 };

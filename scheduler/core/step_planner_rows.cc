@@ -7,8 +7,8 @@
 namespace flotilla::scheduler {
 namespace {
 
-// Waiting requests that a plan tries to admit in vain, and those that it finds waiting for a
-// prefix. They limit the work of a plan.
+// Waiting requests that a plan tries to admit in vain, and how many more it passes over that wait
+// for a prefix. They limit the work of a plan.
 constexpr std::size_t kMostTried = 32, kMostWaitingForPrefix = 128;
 // The part of the rows left that is kept for shorter prompts.
 constexpr std::uint32_t kShorterShare = 4;
@@ -301,8 +301,8 @@ void StepPlanner::DealRows() {
     const std::uint64_t rows = is_new ? state_.requests[request].waiting_tokens : RowsLeft(*prompt);
     // Behind a long context few rows take all the time that the target leaves.
     const std::uint32_t all = RowsOfTarget(is_new ? 0 : prompt->length.scheduled_max, budget_);
-    if (!dealt_to_shorter_ && rows >= all && MaxChunk() > all - all / kShorterShare) {
-      dealt_to_shorter_ = true;
+    if (!lender_.has_value() && rows >= all && MaxChunk() > all - all / kShorterShare) {
+      lender_ = request;
       DealToShorter(request, rows);
     } else if (is_new) {
       DealToWaiting(request, budget_);
@@ -317,8 +317,9 @@ void StepPlanner::DealToPrompt(TableIndex index, std::uint32_t most) {
   const Sequence& sequence = state_.sequences[index];
   const Request& request = state_.RequestOf(sequence);
   const std::uint32_t begin = sequence.length.scheduled_max;
-  const std::uint32_t wanted = RowsOfTarget(begin, std::min({most, MaxChunk(), RowsLeft(sequence)}),
-                                            InFirstRequest(sequence));
+  const bool advances = InFirstRequest(sequence) || lender_ == sequence.request;
+  const std::uint32_t wanted =
+      RowsOfTarget(begin, std::min({most, MaxChunk(), RowsLeft(sequence)}), advances);
   const std::uint32_t rows = RowsWithin(sequence, wanted, PromptRoom(request));
   if (rows == 0) return;
   const std::uint64_t takes =
