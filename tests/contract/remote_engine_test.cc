@@ -233,17 +233,21 @@ TEST_F(WaitingReplayTest, CancelsOfAllSequencesOneByOneEndIt) {
   EXPECT_EQ(answer.tokens[0].size() + answer.tokens[1].size(), 0u);
 }
 
+// The only sequence was cut to so many tokens, none of which comes again.
+void ExpectCut(const RecordedAnswer& answer, std::uint32_t output_tokens) {
+  ASSERT_EQ(answer.sequence_ends.size(), 1u);
+  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
+  EXPECT_EQ(answer.sequence_ends[0].output_tokens, output_tokens);
+  EXPECT_EQ(answer.tokens[0].size(), 0u);
+  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+}
+
 // A client that has a part of the answer leaves, and the replay never comes to the engine.
 TEST_F(WaitingReplayTest, ACancelOfAReplayWithTokensEndsItAndNothingIsComputed) {
   BeginReplay(1, /*tokens=*/5);
   second_->Cancel({.request = request_.id, .sequence = {}, .keep_tokens = 0});
   Finish();
-  const RecordedAnswer answer = replay_->Answer(request_.id);
-  ASSERT_EQ(answer.sequence_ends.size(), 1u);
-  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
-  EXPECT_EQ(answer.sequence_ends[0].output_tokens, 0u);
-  EXPECT_EQ(answer.tokens[0].size(), 0u);
-  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  ExpectCut(replay_->Answer(request_.id), 0);
   EXPECT_EQ(scheduler_->engine().probe().Read().core.counters.accepted, 1u);
 }
 
@@ -253,11 +257,7 @@ TEST_F(WaitingReplayTest, AStopStringOfAReplayWithTokensCutsItsAnswer) {
   second_->Cancel({.request = request_.id, .sequence = SequenceIndex(0), .keep_tokens = 3});
   Finish();
   const RecordedAnswer answer = replay_->Answer(request_.id);
-  ASSERT_EQ(answer.sequence_ends.size(), 1u);
-  EXPECT_EQ(answer.sequence_ends[0].reason, FinishReason::kCancelled);
-  EXPECT_EQ(answer.sequence_ends[0].output_tokens, 3u);
-  EXPECT_EQ(answer.tokens[0].size(), 0u);
-  EXPECT_TRUE(answer.ends[0].status.ok()) << answer.ends[0].status;
+  ExpectCut(answer, 3);
   EXPECT_EQ(answer.ends[0].usage.prompt_tokens, 4u);
   EXPECT_EQ(answer.ends[0].usage.output_tokens, 3u);
   EXPECT_EQ(scheduler_->engine().probe().Read().core.counters.accepted, 1u);
