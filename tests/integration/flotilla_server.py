@@ -121,8 +121,11 @@ class Program:
     def members(self):
         """The pids of the ranks and of mpirun of a worker's group, from the last log line that has
         them."""
-        found = re.findall(r"worker group ready .*ranks=(\S+) mpirun=(\d+)", self.log_text())
-        ranks, mpirun = found[-1]
+        def found():  # the thread that writes lines may be later than readiness
+            return re.findall(r"worker group ready .*ranks=(\S+) mpirun=(\d+) ", self.log_text())
+
+        wait_until(found, "the log names the group's processes")
+        ranks, mpirun = found()[-1]
         return [int(pid) for pid in ranks.split(",")], int(mpirun)
 
     def kill(self, number):

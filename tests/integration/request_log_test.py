@@ -31,10 +31,15 @@ def follow(fleet, **fields):
     wait_until(lambda: lines(fleet.scheduler, "attempt ended", request=over["request"]),
                "the scheduler tells of it")
     [served] = lines(fleet.scheduler, "attempt ended", request=over["request"])
-    opened = lines(fleet.worker, "sequence opened", request=over["request"])
+
+    def opened():
+        return lines(fleet.worker, "sequence opened", request=over["request"])
+
+    # The worker's line may come last. A request that its client left may never reach a worker.
+    wait_until(lambda: opened() or over["outcome"] != "finished", "the worker tells of it")
     for key in ("trace_id", "span_id", "client_request_id", "prompt_tokens", "output_tokens"):
         assert served[key] == over[key], key
-    return over, served, opened
+    return over, served, opened()
 
 
 @pytest.fixture(scope="module", name="fleet")
