@@ -82,6 +82,17 @@ void CoreState::LearnOutputs(const Request& request, std::uint32_t outputs, bool
   forecast.lengths().Learn(request.answer_class, outputs);
 }
 
+StepTimeModel::Target CoreState::ChunkTarget(const StepShape& decodes) const {
+  const StepTimeModel& steps = forecast.steps();
+  if (const std::int64_t ns = options.itl_target_ns; ns > 0) {
+    return {.ns = ns, .strict = true};
+  }
+  if (steps.steps() == 0) return {};
+  // A step that the machine makes longer makes those beside it longer, too, so this one is not
+  // strict.
+  return {.ns = steps.PredictNs(decodes) / 1000 * options.itl_permille};
+}
+
 StepShape CoreState::RunningShape() const {
   StepShape shape;
   for (const TableIndex index : running) shape.AddDecode(sequences[index].tokens.size());

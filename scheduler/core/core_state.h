@@ -129,6 +129,9 @@ struct ForecastEntry {
 };
 
 struct CoreState {
+  // The rows that prompts get in a step whatever its target is.
+  static constexpr std::uint32_t kLeastChunkRows = 8;
+
   CoreState(const CoreOptions& options, std::unique_ptr<OrderPolicy> policy);
   CoreState(const CoreState&) = delete;
   CoreState& operator=(const CoreState&) = delete;
@@ -237,6 +240,9 @@ struct CoreState {
   void LearnUsableBlocks();
   // The predicted time to recompute the K and V of one block of tokens.
   std::int64_t RecomputeNs() const;
+  // What steps with chunks keep to, where `decodes` are those that they make wait: the target of
+  // the options, or a multiple of what these decodes take alone.
+  StepTimeModel::Target ChunkTarget(const StepShape& decodes) const;
   // The sequences that run, as decodes.
   StepShape RunningShape() const;
   // Recounts the sequence's outstanding tokens. Must be called after every change to its

@@ -10,13 +10,6 @@
 
 namespace flotilla::scheduler {
 
-namespace {
-
-// The rows of prompts that a step has at least, whatever its target.
-constexpr std::uint32_t kLeastRows = 8;
-
-}  // namespace
-
 PlanOutcome StepPlanner::Make() {
   if (!state_.epoch.has_value()) return {.stall = StallReason::kNotReady};
   EpochState& epoch = *state_.epoch;
@@ -214,24 +207,22 @@ void StepPlanner::Assess() {
 }
 
 // When sequences decode in this step, prompts get the rows that the target leaves, and always at
-// least kLeastRows. Without a target of its own, the step may take a multiple of what the decodes
-// take alone. The chunks of an isolated step are those of the fatal one.
+// least kLeastChunkRows. Without a target of its own, the step may take a multiple of what the
+// decodes take alone. The chunks of an isolated step are those of the fatal one.
 void StepPlanner::KeepToItlTarget() {
   if (budget_ == state_.MaxStepTokens() || isolated_.has_value()) return;
   const StepTimeModel& steps = state_.forecast.steps();
-  target_ = {.ns = state_.options.itl_target_ns, .strict = true};
-  if (target_.ns == 0 && state_.options.itl_permille > 0 && steps.steps() > 0) {
+  if (state_.options.itl_target_ns == 0 && state_.options.itl_permille > 0 && steps.steps() > 0) {
     const bool decodes_alone = shape_.decode_rows > 0 && shape_.prefill_rows == 0;
     if (decodes_alone && steps.NeedsDecodesAlone() && !DecodesAloneInFlight()) {
       budget_ = 0;
       return;
     }
-    // A step that the machine makes longer makes those beside it longer, too.
-    target_ = {.ns = steps.PredictNs(DecodesToCome()) / 1000 * state_.options.itl_permille};
   }
+  target_ = state_.ChunkTarget(DecodesToCome());
   if (target_.ns == 0) return;
   const std::uint32_t rows = steps.RowsWithin(target_, shape_, 0, budget_);
-  budget_ = std::min(budget_, std::max(rows, kLeastRows));
+  budget_ = std::min(budget_, std::max(rows, CoreState::kLeastChunkRows));
 }
 
 bool StepPlanner::DecodesAloneInFlight() const {
@@ -255,12 +246,13 @@ StepShape StepPlanner::DecodesToCome() const {
 }
 
 // Rows cost more the longer their context is. The first chunks of a step, the first request in
-// order and one whose rows went to shorter ones get kLeastRows all the same, so that they advance.
+// order and one whose rows went to shorter ones get kLeastChunkRows all the same, so that they
+// advance.
 std::uint32_t StepPlanner::RowsOfTarget(std::uint32_t begin, std::uint32_t rows, bool first) const {
   if (target_.ns == 0 || rows == 0) return rows;
   const std::uint32_t within = state_.forecast.steps().RowsWithin(target_, shape_, begin, rows);
-  const bool advances = first || shape_.prefill_rows < kLeastRows;
-  return advances ? std::max(within, std::min(rows, kLeastRows)) : within;
+  const bool advances = first || shape_.prefill_rows < CoreState::kLeastChunkRows;
+  return advances ? std::max(within, std::min(rows, CoreState::kLeastChunkRows)) : within;
 }
 
 bool StepPlanner::InFirstRequest(const Sequence& sequence) const {

@@ -173,19 +173,16 @@ void AddWaitingWork(const CoreState& state, const ForecastEntry& entry, Forecast
 
 // The rows of a step that prompts get beside these decodes, when there are `to_come`.
 std::uint64_t PromptRows(const CoreState& state, const StepShape& decodes, std::uint64_t to_come) {
-  constexpr std::uint32_t kLeastRows = 8;  // as in StepPlanner
   const StepTimeModel& steps = state.forecast.steps();
   const std::uint64_t most = state.MaxStepTokens();
   const auto rows = static_cast<std::uint32_t>(most - std::min(decodes.decode_rows, most - 1));
-  StepTimeModel::Target target{.ns = state.options.itl_target_ns, .strict = true};
   if (decodes.decode_rows == 0) return rows;
-  if (target.ns == 0 && steps.steps() > 0) {
-    const StepShape later{.decode_rows = to_come,
-                          .decode_context = decodes.decode_context / decodes.decode_rows * to_come};
-    target = {.ns = steps.PredictNs(later) / 1000 * state.options.itl_permille};
-  }
+  const StepShape later{.decode_rows = to_come,
+                        .decode_context = decodes.decode_context / decodes.decode_rows * to_come};
+  const StepTimeModel::Target target = state.ChunkTarget(later);
   if (target.ns == 0) return rows;
-  return std::max(steps.RowsWithin(target, decodes, 0, rows), std::min(rows, kLeastRows));
+  return std::max(steps.RowsWithin(target, decodes, 0, rows),
+                  std::min(rows, CoreState::kLeastChunkRows));
 }
 
 }  // namespace

@@ -323,15 +323,22 @@ def check_refusals(refused, record_property):
                     f"{max(o.retry_after_ms for o in refused)}; {answered_ms:.0f}")
 
 
-def closed_loop(server, streams, seed, directory):
-    """The result of as many streams as are given, with 96 tokens in and 96 out."""
+def closed_loop(server, streams, seed, directory, prompt=96):
+    """The result of as many streams as are given, with `prompt` tokens in and 96 out. There are so
+    many requests that the first and the last ones, beside which few others run, hardly count."""
     result = directory / "run.json"
+    requests = max(4 * streams, 96)
     subprocess.run([binary(), "loadtest", server.url, "--model", MODEL, "--concurrency", str(streams),
-                    "--requests", str(4 * streams), "--prompt", "96", "--output", "96", "--seed",
+                    "--requests", str(requests), "--prompt", str(prompt), "--output", "96", "--seed",
                     str(seed), "--json", result], check=True, capture_output=True)
     (run,) = json.loads(result.read_text())["runs"]
     assert run["failed"] == 0
     return run
+
+
+def tail(run):
+    """The p99 of the time between two tokens, over its median."""
+    return run["itl_ms"]["p99"] / run["itl_ms"]["p50"]
 
 
 @pytest.mark.skipif(not LONG, reason="it takes minutes, and a machine of its own")
@@ -339,25 +346,33 @@ def closed_loop(server, streams, seed, directory):
 def test_by_default_decodes_wait_little_for_prompts(tmp_path, streams, record_property):
     """In a closed loop, the p99 of the time between two tokens is at most three times its median, and
     the throughput is at least 97 % of a server's whose steps take as many rows of prompts as there
-    are. A machine that does other work for a while gets three tries."""
+    are. A step with prompts takes 2.5 times as long as one without, so this holds where the machine
+    makes one step in a hundred longer by half a step at most. A machine that its host stops again
+    and again makes them longer than that: streams that have hardly any prompt show by how much, in
+    the same minutes, and a step with prompts may take as much longer. A machine that does other work
+    for a while gets three tries."""
     with Server(tmp_path) as server, Server(
             tmp_path, "--itl-target-ms", "60000", name="other") as other:
         for attempt in range(3):
             # The order changes, so that neither is always the one that runs first.
             servers = [server, other] * 2 if attempt % 2 == 0 else [other, server] * 2
-            # Both have the same prompts, which neither has seen.
-            runs = [closed_loop(one, streams, 2 * attempt + i // 2 + 1, tmp_path)
-                    for i, one in enumerate(servers)]
+            runs, without = [], []
+            for i, one in enumerate(servers):
+                # Both have the same prompts, which neither has seen.
+                runs.append(closed_loop(one, streams, 2 * attempt + i // 2 + 1, tmp_path))
+                if one is server:
+                    without.append(tail(closed_loop(one, streams, attempt + 1, tmp_path, prompt=1)))
             mine = [run for run, one in zip(runs, servers) if one is server]
             rates = [statistics.mean(run["output_tokens_per_s"] for run, one in zip(runs, servers)
                                      if one is which) for which in (server, other)]
             share = rates[0] / rates[1]
-            median = statistics.median(run["itl_ms"]["p50"] for run in mine)
-            worst = max(run["itl_ms"]["p99"] for run in mine)
-            print(f"{streams} streams: {median} ms in the median, {worst} ms at p99, "
-                  f"{share:.3f} of the throughput")
-            if worst <= 3 * median and share >= 0.97:
-                record_property("inter-token time in the median and at p99, ms; throughput",
-                                f"{median:.1f}, {worst:.1f}; {share:.3f}")
+            limit = max(3, 2.5 + statistics.mean(without) - 1)
+            worst = max(map(tail, mine))
+            figures = (f"{worst:.2f}, {max(tail(run) for run in runs):.2f}; "
+                       f"{statistics.mean(without):.2f}; {share:.3f}")
+            print(f"{streams} streams: {figures}")
+            if worst <= limit and share >= 0.97:
+                record_property(f"{streams} streams: inter-token time at p99 over its median, with "
+                                "whole prompts; without prompts; throughput", figures)
                 return
-    raise AssertionError(f"{worst} ms at p99, {median} ms in the median, {share:.3f} of the throughput")
+    raise AssertionError(figures)
