@@ -19,7 +19,9 @@ extern const Architecture kStableLm = {
       reader.Qkv("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                  reader.Stated("qkv_bias"));
       reader.Linear(kAttentionOutput, "attn_output", "self_attn.o_proj", kResults, kHidden);
-      if (in.Bool("use_parallel_residual", false)) {
+      // llama.cpp's files may state the opposite of what they hold: llama.cpp goes by the norm.
+      const bool stated = in.Bool("use_parallel_residual", false);
+      if (reader.hf() ? stated : !reader.Has("ffn_norm.weight", "")) {
         reader.layer().wiring = Wiring::kParallel;
       } else {
         reader.LayerNorm(kFfnNorm, "ffn_norm", "post_attention_layernorm");

@@ -61,6 +61,9 @@ class GgufConfiguration final : public Configuration {
   absl::StatusOr<std::vector<double>> Numbers(std::string_view key) const override {
     const std::string name = NameOf(key);
     if (const auto one = file_.GetFloat(name); one.ok()) return std::vector<double>{*one};
+    if (const auto one = file_.GetUint(name); one.ok()) {
+      return std::vector<double>{static_cast<double>(*one)};
+    }
     if (const auto floats = file_.GetFloats(name); floats.ok()) {
       return std::vector<double>(floats->begin(), floats->end());
     }

@@ -323,9 +323,9 @@ TwinTensor MakeTwinTensor(const model::Checkpoint& folder, const GgufManifest& m
   tensor.dims.push_back(rows_in_file);
   const uint64_t experts = values.size() / (columns * rows_in_file);
   if (parts.part.ends_with("_exps")) tensor.dims.push_back(experts);
-  // The converter keeps routers and positions in fp32.
-  const bool whole =
-      vector || parts.part == "position_embd" || parts.part.starts_with("ffn_gate_inp");
+  // The converter keeps routers, positions and norms of each head in fp32.
+  const bool whole = vector || parts.part == "position_embd" ||
+                     parts.part.starts_with("ffn_gate_inp") || parts.part.ends_with("_norm");
   tensor.type = whole ? model::GgmlType::kF32 : model::GgmlType::kBF16;
   tensor.data = EncodeTensor(tensor.type, values);
   return tensor;

@@ -26,14 +26,17 @@ import make_cases
 
 DATA = make_cases.ROOT / "tests/data"
 # Cases of tests/data/made that have what no case of tests/data/tiny has.
-MADE_ONLY = ["made/deepseek_v2_mla", "made/deepseek_v3_mla", "made/phi3_longrope",
-             "made/qwen2_moe"]
+MADE_ONLY = ["made/cohere_heads_of_24", "made/deepseek_v2_mla", "made/deepseek_v3_mla", "made/ernie4_5",
+             "made/falcon_one_norm", "made/gemma3_linear", "made/gpt_neox_sequential",
+             "made/llama_biases", "made/llama_linear", "made/phi3_longrope", "made/qwen2_moe",
+             "made/stablelm_biases", "made/stablelm_parallel"]
 # What the converter reads, and transformers leaves out or derives otherwise, by folder.
 CHANGES = {
     "cohere2": {"rotary_pct": 1.0},
     "falcon_mqa": {"num_kv_heads": 1},
     "gpt2": {"n_ctx": 512},
     "gpt_neox": {"rotary_pct": 0.25},
+    "gpt_neox_sequential": {"rotary_pct": 0.25},
 }
 
 

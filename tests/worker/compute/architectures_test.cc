@@ -2,9 +2,13 @@
 // every instruction path, over every backend, in chunks of any size, and from the GGUF file that
 // llama.cpp's converter makes of it.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <string>
@@ -14,6 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/scalar_math.h"
 #include "model/load_spec.h"
 #include "model/quantize_at_load.h"
 #include "tests/support/deferred_backend.h"
@@ -46,8 +51,12 @@ double Difference(const std::vector<std::vector<float>>& a,
 std::vector<testing::GgufManifest::Key> MendedKeys(const std::string& name) {
   static const std::map<std::string, testing::GgufManifest::Key> kKeys = {
       {"tiny/gemma2", {"gemma2.attention.query_pre_attn_scalar", "float32", "24"}},
+      {"made/falcon_one_norm", {"falcon.feed_forward_length", "uint32", "224"}},
+      {"made/gemma3_linear", {"gemma3.attention.sliding_window_pattern", "uint32", "3"}},
       {"tiny/mistral_swa", {"llama.attention.sliding_window", "uint32", "16"}},
       {"tiny/phi", {"phi2.feed_forward_length", "uint32", "160"}},
+      // The converter states it where config.json does not say it.
+      {"tiny/stablelm", {"stablelm.use_parallel_residual", "bool", "true"}},
       {"tiny/starcoder2", {"starcoder2.attention.sliding_window", "uint32", "24"}},
   };
   const auto found = kKeys.find(name);
@@ -155,29 +164,66 @@ TEST_P(ArchitecturesTest, GivesTheSameBitsInChunksUnderAccurate) {
   RunInChunks(tiny, *spec, Recipe::kAccurate, kernels::KvFormat::kBf16);
 }
 
+// The logits of a folder's model for the ids in chunks of 7, on every instruction path and over two
+// backends. Expects the bits of `first`, which they become if it is empty.
+void ExpectBitsOfFolder(const std::string& folder, const std::vector<TokenId>& ids,
+                        std::vector<std::vector<float>>& first) {
+  const auto file = model::OpenCheckpoint(folder);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto spec = model::LoadSpec(**file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  Sequence whole = MakeSequence(ids.size(), spec->vocab, 1, 1);
+  whole.tokens = ids;
+  const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
+    Machine machine(**file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
+    const auto logits = RunAlone(machine, whole, 7);
+    if (first.empty()) first = logits;
+    ExpectSameBits(first, logits, what);
+  };
+  for (const kernels::Isa isa : kernels::DetectIsas()) {
+    run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
+  }
+  run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+}
+
 // Experts in MXFP4 give the bits of the same weights in bf16.
 TEST(Mxfp4Folders, GiveTheBitsOfBf16) {
   std::vector<std::vector<float>> first;
   for (const bool quantised : {false, true}) {
     const testing::ScratchDirectory folder;
     testing::WriteMxfp4Folder(folder.path(), quantised);
-    const auto file = model::OpenCheckpoint(folder.path());
-    ASSERT_TRUE(file.ok()) << file.status();
-    const auto spec = model::LoadSpec(**file);
-    ASSERT_TRUE(spec.ok()) << spec.status();
-    const std::vector<TokenId> ids = testing::ReadTinyCase("tiny/gpt_oss").ids;
-    Sequence whole = MakeSequence(ids.size(), spec->vocab, 1, 1);
-    whole.tokens = ids;
-    const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
-      Machine machine(**file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
-      const auto logits = RunAlone(machine, whole, 7);
-      if (first.empty()) first = logits;
-      ExpectSameBits(first, logits, what);
-    };
-    for (const kernels::Isa isa : kernels::DetectIsas()) {
-      run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
+    ExpectBitsOfFolder(folder.path(), testing::ReadTinyCase("tiny/gpt_oss").ids, first);
+  }
+}
+
+// Weights in float16 give the bits of the same weights in float32.
+TEST(Float16Folders, GiveTheBitsOfFloat32) {
+  const testing::TinyCase tiny = testing::ReadTinyCase("tiny/llama");
+  ASSERT_NE(tiny.file, nullptr);
+  std::vector<std::vector<float>> first;
+  for (const bool half : {false, true}) {
+    std::vector<testing::HfTensor> tensors;
+    for (const model::Tensor& tensor : tiny.file->tensors()) {
+      testing::HfTensor copy = testing::CopyOf(tensor);
+      std::string data;
+      for (std::size_t i = 0; i < copy.data.size(); i += sizeof(std::uint16_t)) {
+        std::uint16_t bits = 0;  // of a bf16
+        std::memcpy(&bits, copy.data.data() + i, sizeof(bits));
+        const std::uint16_t rounded =
+            kernels::FloatToHalf(std::bit_cast<float>(std::uint32_t{bits} << 16));
+        const float value = kernels::HalfToFloat(rounded);
+        data.append(
+            half ? reinterpret_cast<const char*>(&rounded) : reinterpret_cast<const char*>(&value),
+            half ? sizeof(rounded) : sizeof(value));
+      }
+      copy.dtype = half ? "F16" : "F32";
+      copy.data = std::move(data);
+      tensors.push_back(std::move(copy));
     }
-    run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+    const testing::ScratchDirectory folder;
+    std::filesystem::copy("tests/data/tiny/llama/config.json", folder.path());
+    testing::WriteFile(folder.path() + "/model.safetensors", testing::Safetensors(tensors));
+    ExpectBitsOfFolder(folder.path(), tiny.ids, first);
   }
 }
 
