@@ -6,6 +6,7 @@
 // with that of CPUs, gives these bits too.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -86,8 +87,9 @@ struct Way {
   worker::BackendMaker gpus = nullptr;  // simulated ones; null: none
   kernels::Isa isa = kernels::DetectIsas().back();
   std::uint32_t chunk = 256;
-  bool small_pool = false;                   // most requests are preempted
-  bool tier = false;                         // and swapped
+  bool small_pool = false;  // most requests are preempted
+  bool tier = false;        // and swapped
+  worker::Speculation speculation = worker::Speculation::kOff;
   std::shared_ptr<FakeNccl> nccl = nullptr;  // ranks load themselves on simulated GPUs, and find it
   std::uint64_t seed = 0;                    // of the GPUs that find it
   bool fibers = false;  // the GPUs run their kernels, and no loops in place of them
@@ -214,6 +216,11 @@ EngineRunner::Options OptionsFor(const model::ModelSpec& spec, const Way& way,
     options.core.watermark_blocks = options.core.expected_output_permille = 0;
     options.together = options.frozen_clock = true;
   }
+  if (way.speculation != worker::Speculation::kOff) {
+    options.rank.speculation = way.speculation;
+    options.core.max_draft_tokens = options.rank.draft_tokens;
+    options.frozen_clock = true;  // drafts do not depend on measured times
+  }
   if (way.tier) {
     options.rank.tiers.host_blocks = 400;
     options.frozen_clock = false;
@@ -272,6 +279,11 @@ void ExpectTheSameBits(
           EXPECT_GT(counters.blocks_in, 0u);
         }
       }
+      if (way.speculation != worker::Speculation::kOff) {
+        const scheduler::CoreCounters counters = runner.engine().probe().Read().core.counters;
+        EXPECT_GT(counters.accepted_tokens, 0u);
+        EXPECT_LT(counters.accepted_tokens, counters.drafted_tokens);
+      }
       if (way.small_pool) {
         EXPECT_GT(preempted, 0u);
       } else {
@@ -300,6 +312,66 @@ TEST_P(TinyLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, TinyLayoutsTest, ::testing::ValuesIn(AllTinyCases()), TinyCaseName);
+
+// Windows, sinks, experts and latents with beams, requests of several sequences and draft tokens.
+class SequencesTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(SequencesTest, BeamsAndDraftsGiveTheSameBits) {
+  const TinyCase tiny = ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  ExpectTheSameBits(
+      tiny.file, RequestsOfSequences(tiny.ids), tiny.served, std::nullopt,
+      [](const model::ModelSpec& spec, worker::Recipe recipe) {
+        std::vector<Way> ways = Ways(spec, recipe);
+        if (!LongTests()) {
+          std::erase_if(ways,
+                        [](const Way& way) { return !way.small_pool && way.name != "tp2pp2"; });
+        }
+        for (const bool small : {false, true}) {
+          ways.push_back({.name = absl::StrCat("n-grams", small ? ", small pool" : ""),
+                          .shape = {1, 1},
+                          .small_pool = small,
+                          .speculation = worker::Speculation::kNgram});
+        }
+        return ways;
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, SequencesTest,
+                         ::testing::Values("tiny/gemma3_text", "tiny/gpt_oss", "tiny/mixtral",
+                                           "tiny/deepseek_v2_mla"),
+                         TinyCaseName);
+
+// What a server answers is what transformers computed: the log-probabilities of a prompt in fp32.
+class ServedLogprobsTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ServedLogprobsTest, AreThoseOfTransformers) {
+  const TinyCase tiny = ReadTinyCase(GetParam());
+  ASSERT_NE(tiny.file, nullptr);
+  const auto spec = model::LoadSpec(*tiny.file, tiny.served);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EngineRunner runner(tiny.file, OptionsFor(*spec, {.name = "alone", .shape = {1, 1}},
+                                            worker::Recipe::kFp32, std::nullopt));
+  TokenizedRequest request;
+  request.id = {1, 1};
+  request.prompt = tiny.ids;
+  request.stop.max_tokens = 1;
+  request.logprobs.prompt_top = 1;
+  const Answer answer = runner.Run({request}).front();
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  ASSERT_EQ(answer.prompt_logprobs.size() + 1, tiny.ids.size());
+  for (std::size_t i = 0; i < tiny.positions.size(); ++i) {
+    const std::size_t at = tiny.positions[i];
+    if (at + 1 == tiny.ids.size()) continue;
+    double sum = 0;
+    for (const float logit : tiny.logits[i]) sum += std::exp(double{logit});
+    const double logit = tiny.logits[i][static_cast<std::size_t>(tiny.ids[at + 1])];
+    EXPECT_NEAR(answer.prompt_logprobs[at], logit - std::log(sum), 1e-4) << at;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, ServedLogprobsTest, ::testing::ValuesIn(AllTinyCases()),
+                         TinyCaseName);
 
 // Models that GPUs compute, on simulated ones and beside CPUs, with seeds of the order in which the
 // queues of a GPU go on: with FLOTILLA_LONG=1 five, and else two, so that each is there twice.

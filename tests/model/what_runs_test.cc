@@ -101,7 +101,7 @@ TEST(WhatRunsTest, SecondModelsHaveTheWidthsThatArePromised) {
       {"hidden_size", "n_embd"},
       {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"},
       {"num_hidden_layers", "n_layer"}};
-  std::size_t models = 0;
+  std::size_t models = 0, grouped = 0;
   for (const auto& folder : std::filesystem::directory_iterator("tests/data/tiny")) {
     if (!folder.is_directory()) continue;
     const std::string name = folder.path().filename();
@@ -115,12 +115,21 @@ TEST(WhatRunsTest, SecondModelsHaveTheWidthsThatArePromised) {
     // BLOOM's FFN has no width in its configuration.
     const bool bloom = name == "bloom_alibi";
     EXPECT_EQ(widths, bloom ? std::vector({6, 96, 4}) : std::vector({6, 96, 224, 4})) << name;
+    const auto first = nlohmann::json::parse(TextOf("tests/data/tiny/" + name + "/config.json"));
+    for (const char* key : {"num_key_value_heads", "num_kv_heads"}) {
+      if (!first.contains(key)) continue;
+      // 4 heads share 1, 2 or 4 in the first model.
+      const int heads = first[key].get<int>();
+      EXPECT_EQ(config[key].get<int>(), heads == 2 ? 3 : heads == 4 ? 6 : 1) << name;
+      ++grouped;
+    }
     const auto greedy =
         nlohmann::json::parse(TextOf("tests/data/made/" + name + "/case.json"))["greedy"];
     EXPECT_EQ(greedy.size(), 32) << name;
     ++models;
   }
   EXPECT_EQ(models, 32);
+  EXPECT_EQ(grouped, 27);
 }
 
 // The example of docs/models.md is what the file has.
