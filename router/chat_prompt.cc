@@ -288,6 +288,10 @@ absl::StatusOr<Pieces> ChatPrompt::RenderMessages(const Conversation& conversati
   if (conversation.offers_tools()) options.tools = ToolsJson(conversation.tools);
   if (!conversation.template_kwargs.empty()) options.extra = Parsed(conversation.template_kwargs);
   if (!conversation.documents.empty()) options.extra["documents"] = Parsed(conversation.documents);
+  if (const std::string& effort = conversation.reasoning_effort;
+      !effort.empty() && effort != "none") {
+    options.extra["reasoning_effort"] = effort;
+  }
   return TemplateFor(conversation).Render(messages, options);
 }
 

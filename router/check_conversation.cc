@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -179,6 +180,24 @@ absl::Status CheckKwargs(std::string_view text, const RequestLimits& limits) {
   return absl::OkStatus();
 }
 
+absl::Status CheckEffort(const Conversation& conversation) {
+  constexpr std::string_view kField = "reasoning_effort";
+  const std::string& effort = conversation.reasoning_effort;
+  if (effort.empty()) return absl::OkStatus();
+  constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  if (std::find(std::begin(kEfforts), std::end(kEfforts), effort) == std::end(kEfforts)) {
+    return InvalidField(kField, Cat(kField,
+                                    " must be \"none\", \"minimal\", \"low\", \"medium\", "
+                                    "\"high\" or \"xhigh\""));
+  }
+  const std::string& kwargs = conversation.template_kwargs;
+  if (!kwargs.empty() && ParseTemplateJson(kwargs)->contains(std::string(kField))) {
+    return InvalidField(kField,
+                        Cat(kField, " and chat_template_kwargs may not both set '", kField, "'"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status TooManyToolBytes(std::size_t bytes, const RequestLimits& limits) {
@@ -192,6 +211,7 @@ absl::Status CheckConversation(const Conversation& conversation, const RequestLi
   if (auto s = CheckToolChoice(conversation); !s.ok()) return s;
   if (auto s = CheckDocuments(conversation.documents, limits); !s.ok()) return s;
   if (auto s = CheckKwargs(conversation.template_kwargs, limits); !s.ok()) return s;
+  if (auto s = CheckEffort(conversation); !s.ok()) return s;
   if (!conversation.continue_final_message) return absl::OkStatus();
   if (conversation.add_generation_prompt) {
     return InvalidField("continue_final_message",

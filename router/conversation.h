@@ -54,6 +54,7 @@ struct Conversation {
   // What templates see of it: a JSON list of objects, and an object of variables. Empty: absent.
   std::string documents = {};
   std::string template_kwargs = {};
+  std::string reasoning_effort = {};  // a variable, too; empty, "none": absent
   // The prompt ends with the beginning of an answer.
   bool add_generation_prompt = true;
   // The prompt ends within the last message, with which the answer goes on.

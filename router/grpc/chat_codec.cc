@@ -65,6 +65,7 @@ absl::StatusOr<Conversation> FromProto(const v1::Chat& chat) {
   if (chat.has_parallel_tool_calls()) conversation.parallel_tool_calls = chat.parallel_tool_calls();
   conversation.documents = chat.documents();
   conversation.template_kwargs = chat.chat_template_kwargs();
+  conversation.reasoning_effort = chat.reasoning_effort();
   conversation.continue_final_message = chat.continue_final_message();
   conversation.add_generation_prompt = chat.has_add_generation_prompt()
                                            ? chat.add_generation_prompt()
@@ -80,6 +81,7 @@ bool IsChatField(std::string_view field) {
                                           "tool_choice",
                                           "documents",
                                           "chat_template_kwargs",
+                                          "reasoning_effort",
                                           "continue_final_message"};
   return std::any_of(std::begin(kFields), std::end(kFields), [field](std::string_view own) {
     return field == own || (field.starts_with(own) && field[own.size()] == '[');

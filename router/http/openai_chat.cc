@@ -226,6 +226,7 @@ Conversation ReadConversation(std::string_view text, const ParseOptions& options
   if (body.Value("chat_template_kwargs") != nullptr) {
     conversation.template_kwargs = MemberText(text, "chat_template_kwargs");
   }
+  conversation.reasoning_effort = body.String("reasoning_effort").value_or("");
   conversation.continue_final_message = body.Bool("continue_final_message").value_or(false);
   conversation.add_generation_prompt =
       body.Bool("add_generation_prompt").value_or(!conversation.continue_final_message);

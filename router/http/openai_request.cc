@@ -231,7 +231,6 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   reader.UnsupportedUnless("audio", {});
   reader.UnsupportedUnless("prediction", {});
   reader.UnsupportedUnless("web_search_options", {});
-  reader.UnsupportedUnless("reasoning_effort", {"none"});
   reader.UnsupportedUnless("verbosity", {"medium"});
   reader.UnsupportedUnless("echo", {false});
   reader.UnsupportedUnless("add_special_tokens", {false});
@@ -287,8 +286,8 @@ absl::StatusOr<TokenizeRequest> ParseTokenize(std::string_view body, const Parse
     request.input = *std::move(prompt);
     // These are about conversations.
     reader.Ignored({"add_generation_prompt", "continue_final_message", "tools", "tool_choice",
-                    "parallel_tool_calls", "documents", "chat_template_kwargs", "include_reasoning",
-                    "reasoning_format"});
+                    "parallel_tool_calls", "documents", "chat_template_kwargs", "reasoning_effort",
+                    "include_reasoning", "reasoning_format"});
   } else {
     reader.FailField("prompt", "is missing");
   }

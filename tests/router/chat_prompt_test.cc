@@ -164,6 +164,19 @@ TEST(ChatPrompt, VariablesReachTheTemplate) {
   EXPECT_EQ(prompt(chat), "t False True <|im_start|> " + unknown + " <|im_end|> now %Y");
 }
 
+// Templates give it a value where it has none, as gpt-oss' does.
+TEST(ChatPrompt, TheEffortReachesTheTemplate) {
+  const Prompt prompt("{{ reasoning_effort if reasoning_effort is defined else 'medium' }}");
+  Conversation chat = Of({{.role = "user", .content = "x"}});
+  EXPECT_EQ(prompt(chat), "medium");
+  for (const std::string effort : {"minimal", "low", "high", "xhigh"}) {
+    chat.reasoning_effort = effort;
+    EXPECT_EQ(prompt(chat), effort);
+  }
+  chat.reasoning_effort = "none";
+  EXPECT_EQ(prompt(chat), "medium");
+}
+
 TEST(ChatPrompt, TheTemplateForToolsIsUsedForTools) {
   const Prompt prompt("plain </think>", "{{ tools[0].function.name }} <tool_call></tool_call>");
   Conversation chat = WithTool();

@@ -83,6 +83,7 @@ TEST(Chat, ReadsWhatTemplatesSee) {
   EXPECT_FALSE(chat->include_reasoning);
   EXPECT_TRUE(chat->split_reasoning);
   EXPECT_TRUE(chat->add_generation_prompt);
+  EXPECT_EQ(Read(Chat(R"(,"reasoning_effort":"high")"))->reasoning_effort, "high");
   EXPECT_FALSE(Read(Chat(R"(,"reasoning_format":"none")"))->split_reasoning);
   EXPECT_TRUE(Read(Chat(R"(,"reasoning_format":"deepseek")"))->split_reasoning);
   EXPECT_FALSE(Read(Chat(R"(,"continue_final_message":true)"))->add_generation_prompt);

@@ -135,6 +135,7 @@ TEST(GrpcCodec, ReadsToolsAndWhatTemplatesSee) {
       tools { name: "f" description: "d" parameters: "{}" strict: true }
       tool_choice: "function" tool_choice_name: "f" parallel_tool_calls: false
       documents: "[]" chat_template_kwargs: "{}" continue_final_message: true
+      reasoning_effort: "low"
       split_reasoning: false include_reasoning: false })"));
   ASSERT_TRUE(call.ok());
   const auto& chat = std::get<Conversation>(call->prompt);
@@ -156,6 +157,7 @@ TEST(GrpcCodec, ReadsToolsAndWhatTemplatesSee) {
   EXPECT_FALSE(chat.parallel_tool_calls);
   EXPECT_EQ(chat.documents, "[]");
   EXPECT_EQ(chat.template_kwargs, "{}");
+  EXPECT_EQ(chat.reasoning_effort, "low");
   EXPECT_TRUE(chat.continue_final_message);
   EXPECT_FALSE(chat.add_generation_prompt);
   EXPECT_FALSE(chat.split_reasoning);

@@ -133,6 +133,7 @@ const std::map<std::string, std::string>& OtherFields() {
       {"parallel_tool_calls", "chat.parallel_tool_calls"},
       {"documents", "chat.documents"},
       {"chat_template_kwargs", "chat.chat_template_kwargs"},
+      {"reasoning_effort", "chat.reasoning_effort"},
       {"add_generation_prompt", "chat.add_generation_prompt"},
       {"continue_final_message", "chat.continue_final_message"},
       {"include_reasoning", "chat.include_reasoning"},
