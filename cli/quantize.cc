@@ -223,10 +223,10 @@ absl::StatusOr<quantize::Settings> SettingsOf(const QuantizeFlags& flags) {
     settings.outliers = flags.outliers / 100;
   }
   if (flags.activations.empty() && settings.method != Method::kSmoothQuant) return settings;
-  if (settings.method != Method::kRtn && settings.method != Method::kSmoothQuant) {
+  if (settings.method == Method::kAwq || settings.method == Method::kSpqr) {
     return absl::InvalidArgumentError(absl::StrCat("--activations int8 does not go with --method ",
                                                    flags.method,
-                                                   "; it goes with rtn and smoothquant"));
+                                                   "; it goes with rtn, gptq and smoothquant"));
   }
   const auto refused = [&](const char* flag) {
     return absl::InvalidArgumentError(
@@ -314,14 +314,14 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
          "outputs, awq gives weights of large inputs more precision, spqr keeps the weights "
          "that rounding would hurt most as outliers beside 3 bits, and rtn takes the "
          "nearest integers. smoothquant makes large inputs smaller and their weights "
-         "larger, and takes the nearest integers of 8 bits, for 8-bit activations. "
+         "larger, for 8-bit activations, and then goes on as gptq with 8 bits. "
          "[default gptq]")
       ->type_name("gptq|awq|spqr|rtn|smoothquant")
       ->check(CLI::IsMember({"gptq", "awq", "spqr", "rtn", "smoothquant"}).description(""));
   app.add_option("--activations", flags->activations,
                  "int8: the weights are integers of 8 bits with a scale for each row, and the "
                  "folder says that they are multiplied by 8-bit activations with a scale for each "
-                 "token. rtn may have it, and smoothquant always does.")
+                 "token. rtn and gptq may have it, and smoothquant always does.")
       ->type_name("int8")
       ->check(CLI::IsMember({"int8"}).description(""));
   app.add_option("--alpha", flags->alpha,
@@ -355,13 +355,13 @@ void AddQuantizeFlags(CLI::App& app, QuantizeFlags* flags) {
                  "The most tokens of each that are used. [default 8192]")
       ->check(between(2, 1 << 24));
   app.add_option("--damp", flags->damp,
-                 "gptq and spqr add this part of the mean importance to the importance of each "
-                 "input. "
+                 "gptq, smoothquant and spqr add this part of the mean importance to the "
+                 "importance of each input. "
                  "[default 0.01]")
       ->check(between(1e-6, 1));
   app.add_option("--order", flags->order,
-                 "Which inputs gptq rounds first: those that matter most, or the first ones. "
-                 "Groups are those of neighbours in both. [default importance]")
+                 "Which inputs gptq and smoothquant round first: those that matter most, or the "
+                 "first ones. Groups are those of neighbours in both. [default importance]")
       ->type_name("importance|natural")
       ->check(CLI::IsMember({"importance", "natural"}).description(""));
   app.add_option(

@@ -145,6 +145,18 @@ void SpreadErrors(const double* u, int64_t begin, int64_t end, const double (&er
   Spread(u, begin, end, errors, w);
 }
 
+std::vector<double> DividedHessian(std::span<const double> hessian,
+                                   std::span<const float> factors) {
+  std::vector<double> divided(hessian.begin(), hessian.end());
+  const size_t inputs = factors.size();
+  for (size_t i = 0; i < inputs; ++i) {
+    for (size_t j = 0; j < inputs; ++j) {
+      divided[i * inputs + j] /= double{factors[i]} * factors[j];
+    }
+  }
+  return divided;
+}
+
 absl::StatusOr<GptqFactor> GptqFactor::Create(std::span<const double> hessian, int64_t inputs,
                                               double damp, bool by_importance) {
   GptqFactor factor;

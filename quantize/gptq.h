@@ -23,6 +23,9 @@ inline constexpr int64_t kGptqRows = 16;
 void SpreadErrors(const double* u, int64_t begin, int64_t end, const double (&errors)[kGptqRows],
                   double (*w)[kGptqRows]);
 
+// H of inputs that are divided by `factors`. Without factors it is the same.
+std::vector<double> DividedHessian(std::span<const double> hessian, std::span<const float> factors);
+
 // What all matrices with the same inputs have in common.
 class GptqFactor {
  public:

@@ -102,7 +102,7 @@ absl::Status LayerQuantizer::Check() const {
     if (layer.wiring != model::Wiring::kSequential || !layer.norms_before || !layer.ffn.gated) {
       return Unimplemented(
           method, " needs layers with a norm before attention and another before a gated FFN; ",
-          settings_.int8_activations ? "--method rtn --activations int8" : "--method gptq",
+          settings_.int8_activations ? "--method gptq --activations int8" : "--method gptq",
           " needs none");
     }
   }
@@ -262,10 +262,12 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
     IntegerMatrix quantized;
     SpqrMatrix sparse;
     const bool is_sparse = settings_.method == Method::kSpqr;
-    if (settings_.method == Method::kGptq || is_sparse) {
+    if (settings_.makes_good() || is_sparse) {
       if (!factors.contains(observed)) {
-        auto factor = GptqFactor::Create(importance->second->hessian(), inputs, settings_.damp,
-                                         settings_.by_importance);
+        // All matrices with these inputs have been multiplied alike.
+        const std::vector<double> divided =
+            DividedHessian(importance->second->hessian(), matrix.factors);
+        auto factor = GptqFactor::Create(divided, inputs, settings_.damp, settings_.by_importance);
         if (!factor.ok()) return factor.status();
         factors.emplace(observed, *std::move(factor));
       }
@@ -273,7 +275,7 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
     if (is_sparse) {
       sparse =
           Spqr(matrix.weights, matrix.rows, factors.at(observed), settings_.outliers, parallel_);
-    } else if (settings_.method == Method::kGptq) {
+    } else if (settings_.makes_good()) {
       quantized = Gptq(matrix.weights, matrix.rows, factors.at(observed), grid, group, parallel_);
     } else {
       quantized = RoundToNearest(matrix.weights, matrix.rows, inputs, grid, group, parallel_);

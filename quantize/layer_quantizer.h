@@ -24,12 +24,11 @@
 namespace flotilla::quantize {
 
 enum class Method : uint8_t {
-  kRtn,   // round_to_nearest.h
-  kGptq,  // gptq.h
-  kAwq,   // awq.h, then round to nearest
-  // smooth_quant.h, then round to nearest; for activations of 8 bits
-  kSmoothQuant,
-  kSpqr,  // spqr.h
+  kRtn,          // round_to_nearest.h
+  kGptq,         // gptq.h
+  kAwq,          // awq.h, then round to nearest
+  kSmoothQuant,  // smooth_quant.h, then gptq.h; for activations of 8 bits
+  kSpqr,         // spqr.h
 };
 
 struct Settings {
@@ -57,6 +56,8 @@ struct Settings {
   bool calibrates() const { return method != Method::kRtn; }
   // Whether columns of matrices change with what makes their inputs.
   bool balances() const { return method == Method::kAwq || method == Method::kSmoothQuant; }
+  // Whether GPTQ chooses the codes.
+  bool makes_good() const { return method == Method::kGptq || method == Method::kSmoothQuant; }
   bool operator==(const Settings&) const = default;
 };
 

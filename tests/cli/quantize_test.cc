@@ -84,10 +84,10 @@ TEST_F(QuantizeTest, SaysWhatIsMissing) {
 }
 
 TEST_F(QuantizeTest, MakesAFolderForActivationsOf8Bits) {
-  for (const char* method : {"smoothquant", "rtn"}) {
+  for (const char* method : {"smoothquant", "gptq", "rtn"}) {
     SCOPED_TRACE(method);
     flags_.method = method;
-    flags_.activations = flags_.method == "rtn" ? "int8" : "";
+    flags_.activations = flags_.method == "smoothquant" ? "" : "int8";
     flags_.out = scratch_.path() + "/" + method;
     ::testing::internal::CaptureStdout();
     const absl::Status status = RunQuantize(flags_);
@@ -104,8 +104,12 @@ TEST_F(QuantizeTest, MakesAFolderForActivationsOf8Bits) {
 
 TEST_F(QuantizeTest, RefusesWhatActivationsOf8BitsDoNotHave) {
   flags_.activations = "int8";
-  EXPECT_EQ(RunQuantize(flags_).message(),
-            "--activations int8 does not go with --method gptq; it goes with rtn and smoothquant");
+  for (const std::string method : {"awq", "spqr"}) {
+    flags_.method = method;
+    EXPECT_EQ(RunQuantize(flags_).message(), "--activations int8 does not go with --method " +
+                                                 method +
+                                                 "; it goes with rtn, gptq and smoothquant");
+  }
   flags_.method = "smoothquant";
   flags_.given = {"--bits"};
   EXPECT_THAT(RunQuantize(flags_).message(), HasSubstr("--bits says something else"));

@@ -212,8 +212,8 @@ def test_an_option_is_blamed_by_its_flag(role, words, said):
      "weights are stored"),
     ("--type q4_k --activations int8", "--activations does not go with --type: --type q4_k says how "
      "weights are stored"),
-    ("--activations int8", "--activations int8 does not go with --method gptq; it goes with rtn and "
-     "smoothquant"),
+    ("--method awq --activations int8", "--activations int8 does not go with --method awq; it goes "
+     "with rtn, gptq and smoothquant"),
     ("--method smoothquant --bits 4", "--bits says something else than 8-bit activations need: "
      "integers of 8 bits without zeros, and --group-size 0"),
     ("--type q4_k", f"{model_path()}: tensor token_embd.weight is Q"),

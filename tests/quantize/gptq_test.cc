@@ -142,6 +142,33 @@ TEST(GptqTest, RowsAndThreadsDoNotMatter) {
   for (int64_t k = 0; k < problem.inputs; ++k) EXPECT_EQ(alone.At(0, k), whole.At(36, k));
 }
 
+// SmoothQuant divides inputs and multiplies the weights of their columns.
+TEST(GptqTest, KnowsInputsThatAreDivided) {
+  SmallProblem problem(8, 30, 96, 300);
+  const auto inputs = static_cast<size_t>(problem.inputs);
+  std::vector<float> factors;
+  for (size_t k = 0; k < inputs; ++k) factors.push_back(k % 9 == 0 ? 3.0f : 0.5f);
+  const std::vector<double> divided = DividedHessian(problem.importance->hessian(), factors);
+  for (size_t i = 0; i < problem.x.size(); ++i) problem.x[i] /= factors[i % inputs];
+  for (size_t i = 0; i < problem.weights.size(); ++i) problem.weights[i] *= factors[i % inputs];
+  Importance seen(problem.inputs, kernels::GetOps(kernels::Isa::kReference));
+  ASSERT_TRUE(seen.Add(problem.x.data(), problem.samples, problem.inputs, OneThread).ok());
+  ASSERT_EQ(divided.size(), seen.hessian().size());
+  for (size_t i = 0; i < divided.size(); ++i) {
+    const double size = std::sqrt(seen.hessian()[i / inputs * (inputs + 1)] *
+                                  seen.hessian()[i % inputs * (inputs + 1)]);
+    EXPECT_NEAR(divided[i], seen.hessian()[i], 1e-5 * size) << i;
+  }
+  const auto factor = GptqFactor::Create(divided, problem.inputs, 0.01, true);
+  ASSERT_TRUE(factor.ok()) << factor.status();
+  const Grid grid{.bits = 8};
+  EXPECT_LT(problem.ErrorOf(Gptq(problem.weights, problem.rows, *factor, grid, 96, OneThread)),
+            0.8 * problem.ErrorOf(RoundToNearest(problem.weights, problem.rows, problem.inputs,
+                                                 grid, 96, OneThread)));
+  const auto same = DividedHessian(problem.importance->hessian(), {});
+  EXPECT_TRUE(std::ranges::equal(same, problem.importance->hessian()));
+}
+
 // Inputs that were never seen have no weight, and what is no matrix of inputs is refused.
 TEST(GptqTest, DeadInputsAndBadMatrices) {
   SmallProblem problem(6, 4, 64, 200);

@@ -55,7 +55,8 @@ RUNS += [("bfloat16", ["--method", method, "--bits", bits, "--group-size", "64",
 RUNS += [(dtype, flags) for dtype in ("float16", "float32")
          for flags in ([*RTN, "--zeros"], ["--method", "gptq"])]
 RUNS += [(dtype, flags) for dtype in ("bfloat16", "float16", "float32")
-         for flags in ([*RTN, "--activations", "int8"], ["--method", "smoothquant"])]
+         for flags in ([*RTN, "--activations", "int8"], ["--method", "gptq", "--activations", "int8"],
+                       ["--method", "smoothquant"])]
 # Of these some matrices of experts stay as they are.
 MIXED_EXPERTS = "deepseek_v2_mla", "deepseek_v3_mla", "qwen3_moe"
 # The library fails to load what it writes of these, while their weights stay packed.
