@@ -231,6 +231,19 @@ TEST(StepTimeModel, FollowsStepsAndSeparatesTheirTerms) {
   EXPECT_GE(truth(decodes), 6'000'000);
 }
 
+// What the description says is wrong by any factor. Until there are 100 steps, three in a row that
+// are far off on one side correct it.
+TEST(StepTimeModel, AWrongDescriptionIsCorrectedInThreeSteps) {
+  for (const std::int64_t step_ns : {std::int64_t{40'000}, std::int64_t{4'000'000}}) {
+    StepTimeModel model(10'000, 400'000);
+    StepShape decodes;
+    for (int i = 0; i < 8; ++i) decodes.AddDecode(500);
+    for (int i = 0; i < 3; ++i) model.Observe(decodes, step_ns);
+    EXPECT_GT(model.PredictNs(decodes), step_ns * 6 / 10);
+    EXPECT_LT(model.PredictNs(decodes), step_ns * 14 / 10);
+  }
+}
+
 TEST(StepTimeModel, AMachineThatBecomesSlowerIsNoticedInTwentySteps) {
   StepTimeModel model(1000, 50'000);
   StepShape decodes;
