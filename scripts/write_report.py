@@ -21,7 +21,8 @@ PARTS = {
     "clients": ("integration", "tokenizers", "deploy", "templates", "clients"),
     "mutations": ("fuzz", "mutants", "odr"),
     "attacks": ("attacks",),
-    "measurements": ("peer-comparison", "memory", "tokenizer-speed", "prefix-cache-cost", "clean-build"),
+    "measurements": ("peer-comparison", "memory", "tokenizer-speed", "prefix-cache-cost",
+                     "constraint-cost", "clean-build"),
 }
 
 
@@ -37,7 +38,7 @@ def machine():
 
 
 # Tests that measure the same for each parameter, `name[parameter]`. Each has its own table.
-TABLES = {"nobody_notices": "Attacks beside eight streams"}
+TABLES = {"nobody_notices": "Attacks beside streams"}
 
 
 def properties(results, part):
@@ -99,6 +100,10 @@ def main():
         build = results / "clean-build.log"
         if build.exists():
             lines += ["", build.read_text().strip().splitlines()[-1].capitalize() + "."]
+        forms = results / "constraint-cost.log"
+        if forms.exists():
+            lines += ["", "Time between two tokens with forms (`tests/integration/constraint_cost.py`): "
+                      + forms.read_text().strip().splitlines()[-1] + "."]
         for name, title in (("peer.md", "Speed against llama.cpp"), ("memory.md", "KV memory"),
                             ("prefix_cache.md", "What the prefix cache costs at no hits")):
             page = results / name

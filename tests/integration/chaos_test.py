@@ -358,10 +358,24 @@ def record(record_property):
     return both
 
 
+def check_load(scheduler, answers, record):
+    """What the load has in common with use really happens, without any fault. How often requests are
+    preempted depends on when they come."""
+    happened = {
+        "copied to the host": scheduler.metric("flotilla_kv_tier_copies_total", direction="out"),
+        "drafts accepted": scheduler.metric("flotilla_scheduler_speculation_tokens_total",
+                                            kind="accepted"),
+        "ended by a stop string": sum("stop" in finishes.values() for *_, finishes in answers)}
+    preempted = scheduler.metric("flotilla_scheduler_preemptions_total")
+    record("without a fault", happened | {"preempted": preempted})
+    assert all(happened.values()), happened
+
+
 def survive(fleet, faults, record, long_prompts=SHORT):
     cold = Round(fleet, long_prompts)
     expected = cold.run()
     chaos = Chaos(fleet, max(1, cold.pause() / PLAIN_S[long_prompts]), cold.pause())
+    check_load(chaos.scheduler, expected, record)
     record("longest wait for a token without a fault; allowed with one",
            f"{cold.pause():.1f} s; {chaos.pause:.1f} s")
     if len(faults) > 1:  # this costs as much as a fault

@@ -117,12 +117,13 @@ def test_choices_go_on_by_themselves(tmp_path):
 
 
 def test_a_replay_goes_on_with_the_same_bits(tmp_path):
-    bodies = requests()[:6]
+    bodies = requests()[:6] + beams()[:2]
     with Fleet(tmp_path) as fleet:
         expected = [Stream(fleet.url, body).run().answer() for body in bodies]
-    with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(6) as pool:
+    with Fleet(tmp_path) as fleet, concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
         streams = [Stream(fleet.url, body) for body in bodies]
         running = [pool.submit(stream.run) for stream in streams]
         wait_until(lambda: all(stream.token_count() > 3 for stream in streams[:3]), "tokens")
         os.kill(fleet.group.members()[0][0], signal.SIGKILL)
         assert [one.result().answer() for one in running] == expected
+        assert fleet.scheduler.metric("flotilla_scheduler_recomputed_requests_total") > 1

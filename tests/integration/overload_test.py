@@ -349,8 +349,9 @@ def test_by_default_decodes_wait_little_for_prompts(tmp_path, streams, record_pr
     are. A step with prompts takes 2.5 times as long as one without, so this holds where the machine
     makes one step in a hundred longer by half a step at most. A machine that its host stops again
     and again makes them longer than that: streams that have hardly any prompt show by how much, in
-    the same minutes, and a step with prompts may take as much longer. A machine that does other work
-    for a while gets three tries."""
+    the same minutes at the other server, and a step with prompts may take as much longer. A machine
+    that does other work for a while gets three tries, and one whose steps vary more than threefold
+    without prompts measures nothing."""
     with Server(tmp_path) as server, Server(
             tmp_path, "--itl-target-ms", "60000", name="other") as other:
         for attempt in range(3):
@@ -360,19 +361,22 @@ def test_by_default_decodes_wait_little_for_prompts(tmp_path, streams, record_pr
             for i, one in enumerate(servers):
                 # Both have the same prompts, which neither has seen.
                 runs.append(closed_loop(one, streams, 2 * attempt + i // 2 + 1, tmp_path))
-                if one is server:
+                if one is other:
                     without.append(tail(closed_loop(one, streams, attempt + 1, tmp_path, prompt=1)))
             mine = [run for run, one in zip(runs, servers) if one is server]
             rates = [statistics.mean(run["output_tokens_per_s"] for run, one in zip(runs, servers)
                                      if one is which) for which in (server, other)]
             share = rates[0] / rates[1]
-            limit = max(3, 2.5 + statistics.mean(without) - 1)
+            noise = statistics.mean(without)
+            limit = max(3, 2.5 + noise - 1)
             worst = max(map(tail, mine))
             figures = (f"{worst:.2f}, {max(tail(run) for run in runs):.2f}; "
-                       f"{statistics.mean(without):.2f}; {share:.3f}")
+                       f"{noise:.2f}; {share:.3f}")
             print(f"{streams} streams: {figures}")
             if worst <= limit and share >= 0.97:
                 record_property(f"{streams} streams: inter-token time at p99 over its median, with "
-                                "whole prompts; without prompts; throughput", figures)
+                                "whole chunks; without prompts; throughput", figures)
                 return
+    if noise > 3:
+        pytest.skip(f"the machine's own steps vary too much: {figures}")
     raise AssertionError(figures)

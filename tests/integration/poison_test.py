@@ -4,7 +4,7 @@ import concurrent.futures
 
 import pytest
 
-from flotilla_server import MODEL, SANITIZED, Fleet, shared_library
+from flotilla_server import MODEL, SANITIZED, Fleet, Replicas, shared_library
 from fleet_test import Stream, requests
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer wants to be the first library")
@@ -32,3 +32,25 @@ def test_a_request_that_kills_its_worker_is_failed_alone(tmp_path, monkeypatch):
         assert fleet.scheduler.metric("flotilla_scheduler_quarantined_requests_total", outcome="failed") == 1
         after = fleet.http.post("/v1/completions", json=dict(model=MODEL, prompt="x", max_tokens=3))
         assert after.status_code == 200, after.text
+
+
+def test_where_there_is_another_replica_the_second_death_counts_there(tmp_path, monkeypatch):
+    """The first replica dies when it starts the request, and once more when it computes it alone.
+    Then the request moves, and another death alone fails it: both groups would have to be ill."""
+    monkeypatch.setenv("LD_PRELOAD", shared_library("poison", tmp_path))
+    with Replicas(tmp_path, routers=1) as fleet:
+        monkeypatch.delenv("LD_PRELOAD")
+        answer = fleet.routers[0].post("/v1/completions", json=dict(model=MODEL, prompt=POISON,
+                                                                    max_tokens=4))
+        assert answer.status_code == 500, answer.text
+        assert "the worker group died 2 times while it computed this request alone" in answer.text
+        restarts = [fleet.processes[f"worker{i}"].metric("flotilla_worker_restarts_total")
+                    for i in range(2)]
+        assert sorted(restarts) == [1, 2]
+        failed = [fleet.processes[f"scheduler{i}"].metric(
+            "flotilla_scheduler_quarantined_requests_total", outcome="failed") for i in range(2)]
+        assert failed == [float(restart == 1) for restart in restarts]
+        for prompt in range(4):  # both replicas serve others
+            after = fleet.routers[0].post("/v1/completions", json=dict(
+                model=MODEL, prompt=f"{prompt}", max_tokens=3))
+            assert after.status_code == 200, after.text

@@ -95,7 +95,7 @@ def kill_often(source, target, times, seed, *flags):
                    and target.read_bytes().count(b"\n") >= goal, "answers", 600)
         time.sleep(chance.random() * 0.05)  # a random moment, which the seed names
         process.kill()
-        process.wait()
+        assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
         kills += 1
     return run(source, target, *flags)
 
