@@ -254,7 +254,9 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
 
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t rows =
-      std::max(RowsOfTarget(begin, std::min({RowsLeft(sequence), MaxChunk(), most})), 1u);
+      std::max(RowsOfTarget(begin, std::min({RowsLeft(sequence), MaxChunk(), most}),
+                            lender_ == admission.request),
+               1u);
   const std::uint64_t takes = admission.match.pinned + CountedOn(admission.match) +
                               kv.BlocksNeeded(sequence, sequence.length.scheduled_max + rows);
   available_blocks_ -= takes;

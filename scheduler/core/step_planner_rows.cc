@@ -268,9 +268,15 @@ void StepPlanner::CountOvertaken(TableIndex index) {
 }
 
 std::optional<TableIndex> StepPlanner::NextWaiting() {
-  if (RowsOfTarget(0, budget_) == 0 || !short_of_blocks_.empty() || tried_in_vain_ >= kMostTried ||
+  if (!short_of_blocks_.empty() || tried_in_vain_ >= kMostTried ||
       tried_.size() >= kMostTried + kMostWaitingForPrefix) {
     return std::nullopt;
+  }
+  if (RowsOfTarget(0, budget_) == 0) {
+    // Shorter prompts may have had all the time that the target leaves.
+    const bool lends =
+        lender_.has_value() && !state_.requests[*lender_].admitted && !tried_.contains(*lender_);
+    return lends ? lender_ : std::nullopt;
   }
   if (isolated_.has_value()) {
     const bool waits = !state_.requests[*isolated_].admitted && tried_.empty();

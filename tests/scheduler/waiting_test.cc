@@ -143,17 +143,20 @@ TEST(Waiting, ALongPromptKeepsMostOfEachStep) {
   EXPECT_GE(harness.core.Snapshot().counters.length, std::uint64_t(plans));  // one short one a plan
 }
 
+// A row of a prompt costs more with each position before it.
+std::int64_t WithDearContext(const worker::Batch& batch) {
+  std::int64_t ns = ThisCpuNs(batch);
+  for (const worker::BatchItem& item : batch.items) {
+    if (!item.decode) ns += 20'000 * std::int64_t{item.first_position} * item.row_count;
+  }
+  return ns;
+}
+
 // So it does where a row of it takes more time than a step has left.
 TEST(Waiting, ALongPromptAdvancesInEachStepWhateverItsContext) {
   CoreHarness harness({}, ThisCpuGroup());
   DecodeBeside(harness, 8);
-  harness.batch_ns = [](const worker::Batch& batch) {
-    std::int64_t ns = ThisCpuNs(batch);
-    for (const worker::BatchItem& item : batch.items) {
-      if (!item.decode) ns += 20'000 * std::int64_t{item.first_position} * item.row_count;
-    }
-    return ns;
-  };
+  harness.batch_ns = WithDearContext;
   harness.core.Submit(harness.now_ns, DistinctRequest(1, 4000, 1));
   std::uint64_t id = 1;
   int plans = 0;
@@ -165,6 +168,36 @@ TEST(Waiting, ALongPromptAdvancesInEachStepWhateverItsContext) {
     harness.Answer();
   }
   EXPECT_LE(plans, 4000 / 8 + 20);
+}
+
+// The head goes before a prompt that was begun, which is shorter now and whose context is so long
+// that a row of it takes all the time that the target leaves.
+TEST(Waiting, AHeadThatGaveItsRowsToAShorterPromptStarts) {
+  CoreHarness harness({}, ThisCpuGroup(), "edf");
+  DecodeBeside(harness, 8);
+  harness.batch_ns = WithDearContext;
+  const auto submit = [&](std::uint64_t id, std::uint32_t prompt, std::int64_t deadline_ns) {
+    TokenizedRequest request = DistinctRequest(id, prompt, 1);
+    request.deadline_ns = deadline_ns;
+    harness.core.Submit(harness.now_ns, request);
+  };
+  submit(1, 4000, std::int64_t{1} << 60);
+  for (std::uint32_t rows = 0; rows < 3850;) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    const StepTimings step = harness.Answer().timings;
+    rows += step.rows - step.decode_rows;
+  }
+  submit(2, 1000, std::int64_t{1} << 59);
+  int plans = 0;
+  for (bool started = false; !started && plans < 30; ++plans) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      started |= open.request.counter == 2;
+    }
+    EXPECT_EQ(harness.TokensOf(1), 0u);
+    harness.Answer();
+  }
+  EXPECT_LE(plans, 2);
 }
 
 struct LightTenant {

@@ -334,7 +334,9 @@ absl::Status Liveness::AfterPlan(const StepPlan& plan, const States& states, Sit
   const auto again = [&](const RequestId& id) { return started.count(id) > 0; };
   now.unclear |= std::any_of(preempted_.begin(), preempted_.end(), again);
   unknown_fatal_ &= now.quarantined;
-  // Such a plan says nothing of who is passed over.
+  // Such a plan says nothing of who is passed over. What is read back may be for the first one,
+  // which then waits for that.
+  if (now.loading) passed_over_ = {};
   if (now.loading || now.unclear || unknown_fatal_) return absl::OkStatus();
   const std::pair<RequestId, std::uint64_t> passed_over = std::exchange(passed_over_, {});
   // A plan does not try to start any number of requests.

@@ -254,16 +254,19 @@ TEST(Simulation, InvariantsHoldUnderManySeeds) {
 // that both share. 3774 and 4307: sequences that cannot fork forgot their parent only after the
 // plan had looked for sequences to isolate, so no step ran. 9173: a forecast from contexts of 30
 // positions was believed for one of 400. 41969: beams of a later request opened with the blocks
-// that the prompts of the first one waited for. 11011, 31025 and 42573: only the check of invariant
+// that the prompts of the first one waited for. 30439: a shorter prompt had all the time of steps
+// before the first request. 11011, 31025, 42573, and 7871 with runs: only the check of invariant
 // 7 was wrong. It did not know what is reserved for several sequences, that a turn may come just
-// before a copy ends, and that the first request may have only pending sequences.
+// before a copy ends, that the first request may have only pending sequences, and that it may be
+// what is read back.
 TEST(Simulation, SeedsThatFailedOnceHold) {
   for (const std::uint64_t seed : {1241u, 1876u, 3575u, 3774u, 4307u, 9173u, 11011u, 14590u, 22839u,
                                    28717u, 31025u, 41969u, 42573u, 44292u, 46410u}) {
     Simulation simulation(seed);
     EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "FLOTILLA_SIM_SEED=" << seed;
   }
-  for (const std::uint64_t seed : {2011u, 2440u, 3490u, 5502u, 6414u, 9117u, 9614u}) {
+  EXPECT_EQ(KeptRun(30439, kMostSteps, kLargeSteps).status, absl::OkStatus());
+  for (const std::uint64_t seed : {2011u, 2440u, 3490u, 5502u, 6414u, 7871u, 9117u, 9614u}) {
     Simulation simulation(seed, Simulation::Tiers::kOfSeed, /*runs=*/true);
     EXPECT_EQ(simulation.Run(kMostSteps), absl::OkStatus()) << "with runs, seed " << seed;
   }
