@@ -164,18 +164,16 @@ TEST_P(ArchitecturesTest, GivesTheSameBitsInChunksUnderAccurate) {
   RunInChunks(tiny, *spec, Recipe::kAccurate, kernels::KvFormat::kBf16);
 }
 
-// The logits of a folder's model for the ids in chunks of 7, on every instruction path and over two
+// The logits of the model for the ids in chunks of 7, on every instruction path and over two
 // backends. Expects the bits of `first`, which they become if it is empty.
-void ExpectBitsOfFolder(const std::string& folder, const std::vector<TokenId>& ids,
-                        std::vector<std::vector<float>>& first) {
-  const auto file = model::OpenCheckpoint(folder);
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto spec = model::LoadSpec(**file);
+void ExpectBitsOfFile(const model::Checkpoint& file, const std::vector<TokenId>& ids,
+                      std::vector<std::vector<float>>& first) {
+  const auto spec = model::LoadSpec(file);
   ASSERT_TRUE(spec.ok()) << spec.status();
   Sequence whole = MakeSequence(ids.size(), spec->vocab, 1, 1);
   whole.tokens = ids;
   const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
-    Machine machine(**file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
+    Machine machine(file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
     const auto logits = RunAlone(machine, whole, 7);
     if (first.empty()) first = logits;
     ExpectSameBits(first, logits, what);
@@ -184,6 +182,13 @@ void ExpectBitsOfFolder(const std::string& folder, const std::vector<TokenId>& i
     run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
   }
   run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+}
+
+void ExpectBitsOfFolder(const std::string& folder, const std::vector<TokenId>& ids,
+                        std::vector<std::vector<float>>& first) {
+  const auto file = model::OpenCheckpoint(folder);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ExpectBitsOfFile(**file, ids, first);
 }
 
 // Experts in MXFP4 give the bits of the same weights in bf16.
@@ -253,17 +258,7 @@ void ExpectTheBitsOfFp32(const std::string& from, const model::Checkpoint& packe
   for (const model::Checkpoint* file : {plain->get(), &packed}) {
     const auto spec = model::LoadSpec(*file);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    const Sequence whole = MakeSequence(20, spec->vocab, 1, 1);
-    const auto run = [&](const std::string& what, kernels::Isa isa, const BackendMaker& make) {
-      Machine machine(*file, *spec, Recipe::kFp32, kernels::KvFormat::kF32, isa, 2, make);
-      const auto logits = RunAlone(machine, whole, 7);
-      if (first.empty()) first = logits;
-      ExpectSameBits(first, logits, what);
-    };
-    for (const kernels::Isa isa : kernels::DetectIsas()) {
-      run(std::string(kernels::GetOps(isa).name), isa, MakeCpuBackend);
-    }
-    run("deferred", kernels::Isa::kReference, testing::MakeDeferredBackends(/*seed=*/1, 1));
+    ExpectBitsOfFile(*file, MakeSequence(20, spec->vocab, 1, 1).tokens, first);
   }
 }
 
