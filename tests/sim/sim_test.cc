@@ -314,14 +314,17 @@ TEST(Simulation, RunsThatAreNotFullBelongToTheirSequence) {
 }
 
 // Two runs are the same until the group dies; in one of them the loss says which steps it was
-// computing. So the pauses differ only by what quarantine costs: a pause has at most the plans of a
-// plain replay, two for each sequence under way, and two. In a pipeline, where micro-batches take
-// turns, it has twice the plans and six. A request that arrives after the loss waits for at most
-// one isolated step before each shared one. Where places or blocks are missing, requests wait for
-// the ends of others, and the order of starts decides for whose; such runs are left out.
+// computing. So the pauses differ only by what quarantine costs: two isolated steps for each
+// sequence under way at most, and a shared step between each two, for rows of those that are
+// released. Most of these shared steps do what a plain replay does, too: nearly all pauses have at
+// most its plans, two for each sequence, and one. In a pipeline, where micro-batches take turns, a
+// pause has twice the plans and six for each sequence. A request that arrives after the loss waits
+// for at most one isolated step before each shared one. Where places or blocks are missing,
+// requests wait for the ends of others, and the order of starts decides for whose; such runs are
+// left out.
 TEST(Simulation, AfterALossPausesAreBounded) {
   const std::uint64_t seeds = EnvNumber("FLOTILLA_LONG") != 0 ? 10'000 : 1'000;
-  std::uint64_t pauses = 0, longer = 0;
+  std::uint64_t pauses = 0, longer = 0, more_than_two = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     Simulation replay(seed), quarantine(seed);
     const auto plain = replay.PauseAfterLoss(60, /*blamed=*/false);
@@ -333,15 +336,17 @@ TEST(Simulation, AfterALossPausesAreBounded) {
     const Simulation::Pause& other = **blamed;
     ASSERT_EQ(other.waited, one.waited) << "seed " << seed;
     const std::uint64_t most =
-        other.lag == 1 ? one.plans + 2 * other.under_way + 1 : 2 * one.plans + 6 * other.under_way;
+        other.lag == 1 ? one.plans + 4 * other.under_way - 1 : 2 * one.plans + 6 * other.under_way;
     EXPECT_LE(other.plans, most) << "seed " << seed << ": " << other.under_way << " under way, lag "
                                  << other.lag;
+    more_than_two += other.lag == 1 && other.plans > one.plans + 2 * other.under_way + 1;
     EXPECT_LE(other.newcomer, 2 * one.newcomer + other.lag + 1) << "seed " << seed;
     pauses += other.waited > 0;
     longer += other.plans > one.plans;
   }
   EXPECT_GT(pauses, seeds / 20);
   EXPECT_GT(longer, seeds / 40);
+  EXPECT_LE(more_than_two, pauses / 100);
 }
 
 // Tests invariant 8. The objects of the second run have other addresses.
