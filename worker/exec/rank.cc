@@ -21,6 +21,7 @@
 #include "worker/compute/draft_model.h"
 #include "worker/device/await_memory.h"
 #include "worker/exec/constrained_proposer.h"
+#include "worker/exec/numerics_id.h"
 
 namespace flotilla::worker {
 namespace {
@@ -445,20 +446,16 @@ void Rank::Describe() {
   description_.model_id = options_.model_id;
   description_.vocab_size = spec_.tokens;
   description_.max_context = spec_.served_context;
-  // The bits of a result depend on all of this, and on nothing else. Neither the instruction path
-  // nor the build matters: every one gives the bits that belong to the recipe's version. All ranks
-  // of a group are on GPUs or none is, so they have the same id.
-  std::string numerics = absl::StrCat(content_hash_, "|", std::string(RecipeName(options_.recipe)),
-                                      "|", kRecipeVersion, "|", options_.kv_format.Name());
-  absl::StrAppend(&numerics, "|", ConstraintEngineVersion());
-  // Versions before this one saw the codes of position 0.
-  if (options_.kv_format.has_runs()) absl::StrAppend(&numerics, "|first");
-  // Versions before this one drew tokens from all entries of a row.
-  if (spec_.tokens < spec_.vocab) absl::StrAppend(&numerics, "|", spec_.tokens);
-  if (spec_.rope_context > 0) absl::StrAppend(&numerics, "|rope|", spec_.rope_context);
-  if (on_gpu_ && !cuda_is_proven_) absl::StrAppend(&numerics, "|cuda-unproven");
-  if (uses_nccl_ && !kNcclIsProven) absl::StrAppend(&numerics, "|nccl-unproven");
-  description_.numerics_id = XXH3_64bits(numerics.data(), numerics.size());
+  // All ranks of a group are on GPUs or none is, so they have the same id.
+  description_.numerics_id = NumericsId({.model_hash = content_hash_,
+                                         .recipe = options_.recipe,
+                                         .kv_format = options_.kv_format,
+                                         .constraint_engine = ConstraintEngineVersion(),
+                                         .tokens = spec_.tokens,
+                                         .vocab = spec_.vocab,
+                                         .rope_context = spec_.rope_context,
+                                         .cuda_is_unproven = on_gpu_ && !cuda_is_proven_,
+                                         .nccl_is_unproven = uses_nccl_ && !kNcclIsProven});
   description_.exactness = Exactness::kBitwise;
   description_.run_tokens = options_.kv_format.has_runs() ? kernels::kKvRunTokens : 0;
   description_.max_sequences = options_.max_sequences;
