@@ -102,8 +102,9 @@ def main():
             lines += ["", build.read_text().strip().splitlines()[-1].capitalize() + "."]
         forms = results / "constraint-cost.log"
         if forms.exists():
+            # A line for each percentile, of the last try.
             lines += ["", "Time between two tokens with forms (`tests/integration/constraint_cost.py`): "
-                      + forms.read_text().strip().splitlines()[-1] + "."]
+                      + "; ".join(forms.read_text().strip().splitlines()[-3:]) + "."]
         for name, title in (("peer.md", "Speed against llama.cpp"), ("memory.md", "KV memory"),
                             ("prefix_cache.md", "What the prefix cache costs at no hits")):
             page = results / name

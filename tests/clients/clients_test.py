@@ -122,6 +122,11 @@ def test_langchain(server, home, tmp_path):
     assert "".join(one["token"] for one in result["logprobs"]).startswith(result["invoke"])
     assert all(len(one["top_logprobs"]) == 2 for one in result["logprobs"])
     assert result["stopped"] == result["invoke"].split(".")[0]
+    (name, arguments), = result["calls"]
+    assert name == "weather" and set(arguments) == {"city"}
+    assert result["streamed_calls"] == result["calls"]
+    assert result["results"] == [f"It rains in {arguments['city']}."] and result["after"]
+    assert set(result["place"]) == {"city", "people"}
 
 
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",

@@ -97,7 +97,7 @@ class NeverReaders(Rude):
 
     def ask(self, ports, turn):
         if turn % 2:
-            message = post("/detokenize", ports.http, dict(model=MODEL, tokens=[1] * 20_000))
+            message = post("/detokenize", ports.http, dict(model=MODEL, tokens=[1] * 40_000))
         else:
             message = self.completion(ports.http, turn, 4, logprobs=5)
         one = self.opened(ports.http, message, self.counts,
@@ -117,9 +117,10 @@ class NeverReaders(Rude):
                 if one.ended:
                     self.held.remove(one)
                     one.close()
+        cut_off = sum(not HeldBodies.alive(one.socket) for one in self.held)
         for one in self.held:
             one.close()
-        return {**self.counts, "held at the end": len(self.held)}
+        return {**self.counts, "held at the end": len(self.held), "cut off at the end": cut_off}
 
 
 class SlowReaders(Rude):

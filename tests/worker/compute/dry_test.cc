@@ -266,6 +266,12 @@ TEST(Dry, IsPartOfTheDraw) {
   std::vector<float> logits = {0, 0, 0, 2};
   EditLogits(draw.edits, 0, absl::MakeSpan(logits));
   EXPECT_EQ(logits, (std::vector<float>{0, -1, -1, 4.5f}));
+
+  // What the repetition penalty divides has not been lowered by DRY yet.
+  logits = {0, 2, 2, 2};
+  EditLogits(MakeDraw({.repetition_penalty = 2, .dry_multiplier = 1}, {.output = tokens}).edits, 0,
+             absl::MakeSpan(logits));
+  EXPECT_EQ(logits, (std::vector<float>{0, 1, 1, 0}));
 }
 
 }  // namespace
