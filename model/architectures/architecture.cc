@@ -2,19 +2,50 @@
 
 namespace flotilla::model {
 
-// The rows: each is in a file of this folder.
-extern const Architecture kBloom, kCohere, kCohere2, kDeepSeek2, kDeepSeek3, kErnie45, kFalcon,
-    kGemma, kGemma2, kGemma3, kGlm4, kGpt2, kGptBigCode, kGptJ, kGptNeoX, kGptOss, kGranite, kLlama,
-    kMistral, kMixtral, kOlmo2, kOpt, kPhi, kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSmolLm3,
-    kStableLm, kStarCoder2;
+// Each is in a file of this folder.
+// clang-format off
+#define FLOTILLA_ARCHITECTURES(ROW) \
+  ROW(kBloom) \
+  ROW(kCohere) \
+  ROW(kCohere2) \
+  ROW(kDeepSeek2) \
+  ROW(kDeepSeek3) \
+  ROW(kErnie45) \
+  ROW(kFalcon) \
+  ROW(kGemma) \
+  ROW(kGemma2) \
+  ROW(kGemma3) \
+  ROW(kGlm4) \
+  ROW(kGpt2) \
+  ROW(kGptBigCode) \
+  ROW(kGptJ) \
+  ROW(kGptNeoX) \
+  ROW(kGptOss) \
+  ROW(kGranite) \
+  ROW(kLlama) \
+  ROW(kMistral) \
+  ROW(kMixtral) \
+  ROW(kOlmo2) \
+  ROW(kOpt) \
+  ROW(kPhi) \
+  ROW(kPhi3) \
+  ROW(kQwen2) \
+  ROW(kQwen2Moe) \
+  ROW(kQwen3) \
+  ROW(kQwen3Moe) \
+  ROW(kSmolLm3) \
+  ROW(kStableLm) \
+  ROW(kStarCoder2)
+// clang-format on
+
+#define DECLARE(name) extern const Architecture name;
+FLOTILLA_ARCHITECTURES(DECLARE)
+#undef DECLARE
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr const Architecture* kAll[] = {
-      &kBloom,   &kCohere,   &kCohere2,   &kDeepSeek2, &kDeepSeek3, &kErnie45,    &kFalcon,
-      &kGemma,   &kGemma2,   &kGemma3,    &kGlm4,      &kGpt2,      &kGptBigCode, &kGptJ,
-      &kGptNeoX, &kGptOss,   &kGranite,   &kLlama,     &kMistral,   &kMixtral,    &kOlmo2,
-      &kOpt,     &kPhi,      &kPhi3,      &kQwen2,     &kQwen2Moe,  &kQwen3,      &kQwen3Moe,
-      &kSmolLm3, &kStableLm, &kStarCoder2};
+#define ADDRESS(name) &name,
+  static constexpr const Architecture* kAll[] = {FLOTILLA_ARCHITECTURES(ADDRESS)};
+#undef ADDRESS
   return kAll;
 }
 
