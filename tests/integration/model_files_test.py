@@ -10,12 +10,13 @@ import json
 import pathlib
 import re
 import shutil
+import string
 import struct
 import subprocess
 
 import pytest
 
-from flotilla_server import LONG, MODEL, SANITIZED, Fleet, binary, model_path
+from flotilla_server import LONG, MODEL, SANITIZED, Fleet, Server, binary, model_path
 
 PROMPTS = "The capital of France is", "def add(a, b):\n    return"
 PATHS = {"folder": "folder", "GGUF": "model.gguf", "parts": "parts-00001-of-00003.gguf"}
@@ -107,3 +108,42 @@ def test_a_file_that_quantize_has_made_is_served(models, kind, tmp_path, monkeyp
     assert f"--type {kind}" in made.with_suffix(".gguf.md").read_text()
     one, two = (serve(made, ranks, tmp_path / str(ranks), monkeypatch)[0] for ranks in RANKS)
     assert one == two and all(ids for _, ids, _ in one)
+
+
+def unigram(letters, words):
+    """A tokenizer.json of Unigram, as those of T5 and XLM-R are: a piece for each letter, and longer ones
+    that cost less."""
+    special = ["<unk>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = [[piece, 0.0] for piece in special]
+    vocabulary += [[piece, -10.0] for piece in ["▁", *letters]] + [[piece, -3.0] for piece in words]
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {"version": "1.0", "truncation": None, "padding": None, "normalizer": {"type": "NFKC"},
+            "added_tokens": [dict(id=number, content=piece, single_word=False, lstrip=False, rstrip=False,
+                                  normalized=False, special=True) for number, piece in enumerate(special)],
+            "pre_tokenizer": space, "post_processor": None, "decoder": space,
+            "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocabulary}}
+
+
+def test_a_folder_with_a_unigram_tokenizer_is_served(models, tmp_path, monkeypatch):
+    """The embedding has more rows than there are pieces, which are never sampled."""
+    folder = tmp_path / "unigram"
+    shutil.copytree(models[1] / "folder", folder)
+    letters = string.ascii_letters + string.digits + ".,"
+    words = ["▁the", "▁cap", "ital", "al", "▁it", "▁of"]
+    (folder / "tokenizer.json").write_text(json.dumps(unigram(letters, words)))
+    pieces = 3 + 1 + len(letters) + len(words)
+    monkeypatch.setenv("FLOTILLA_MODEL", str(folder))
+    with Server(tmp_path, *FLAGS) as server:
+        first = pieces - len(words)
+        text = "the capital of it"
+        tokens = server.post("/tokenize", model=MODEL, prompt=text)["tokens"]
+        assert tokens == [first + words.index(word) for word in ("▁the", "▁cap", "ital", "▁of", "▁it")]
+        assert server.post("/detokenize", model=MODEL, tokens=tokens)["prompt"] == text
+        fields = dict(model=MODEL, prompt=text, max_tokens=24, temperature=2, seed=3, return_token_ids=True,
+                      skip_special_tokens=False)
+        choice, = server.post("/v1/completions", **fields)["choices"]
+        assert len(choice["token_ids"]) > 8 and max(choice["token_ids"]) < pieces
+        whole = server.post("/detokenize", model=MODEL, tokens=tokens + choice["token_ids"])["prompt"]
+        assert whole == text + choice["text"]
+        talk = dict(model=MODEL, messages=[{"role": "user", "content": "the capital"}], max_tokens=8)
+        assert server.post("/v1/chat/completions", **talk)["usage"]["prompt_tokens"] > 6
