@@ -38,13 +38,12 @@ inline uint16_t Bf16Above(float x) { return static_cast<uint16_t>((FloatBits(x) 
 
 constexpr int LargestKvCode(KvType type) { return (1 << KvElementBits(type)) - 1; }
 
-// E5M2: the upper byte of an fp16. The nearest of them, ties to even; sizes above 57,344 round to
-// infinity.
+// E5M2: the upper byte of an fp16. The nearest of them, ties to even. What would round past 57,344
+// is no number: infinite keys could have no weight at all, without anybody's notice.
 inline uint8_t FloatToE5m2(float value) {
   const uint32_t bits = FloatBits(value), size = bits & 0x7FFFFFFFu;
   const auto sign = static_cast<uint8_t>(bits >> 31 << 7);
-  if (size > 0x7F800000u) return sign | 0x7E;
-  if (size >= FloatBits(65536.0f)) return sign | 0x7C;
+  if (size >= FloatBits(61440.0f)) return sign | 0x7E;  // NaN, too
   if (size < FloatBits(0x1p-14f)) {
     // In units of 2^-16, rounded by the addition.
     return static_cast<uint8_t>(sign | (FloatBits(BitsFloat(size) + 0x1p7f) & 7));
@@ -101,7 +100,8 @@ inline void KvEncode(KvType type, float x, const KvScale& scale, int64_t index, 
     case KvType::kF32:
       return store(x);
     case KvType::kF16:
-      return store(FloatToHalf(x));
+      // What would round past 65,504 is no number, likewise.
+      return store(std::fabs(x) < 65520.0f ? FloatToHalf(x) : uint16_t{0x7E00});
     case KvType::kFp8:
       return store(d > 0 ? FloatToFp8(x / d) : uint8_t{0});
     case KvType::kFp8E5m2:

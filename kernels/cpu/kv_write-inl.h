@@ -141,7 +141,7 @@ FLOTILLA_INLINE typename S::I Codes(typename S::F x, const KvScale& scale) {
     const auto rounded = S::IAdd(S::Bits(size), S::IAdd(S::ISet1(0xFFFFF), odd));
     const auto normal = S::ISub(S::template Shr<21>(rounded), S::ISet1(112 << 2));
     const auto number = S::ISelect(S::Gt(S::Set1(0x1p-14f), size), units, normal);
-    return S::IOr(sign, S::ISelect(S::IsNan(x), S::ISet1(0x7E), number));
+    return S::IOr(sign, S::ISelect(S::Gt(S::Set1(61440.0f), positive), number, S::ISet1(0x7E)));
   } else {
     // FloatToFp8.
     const float d = Bf16ToFloat(scale.d);
@@ -163,7 +163,10 @@ FLOTILLA_INLINE void StoreElements(typename S::F x, const KvScale& scale, std::b
   if constexpr (kType == KvType::kF32) {
     S::Store(reinterpret_cast<float*>(out), x);
   } else if constexpr (kType == KvType::kF16) {
-    S::StoreHalf(out, x);
+    // As KvEncode: what does not fit is no number.
+    const auto size = S::FromBits(S::IAnd(S::Bits(x), S::ISet1(0x7FFFFFFF)));
+    const auto nan = S::FromBits(S::ISet1(0x7FC00000));
+    S::StoreHalf(out, S::Select(S::Gt(S::Set1(65520.0f), size), x, nan));
   } else if constexpr (KvElementBits(kType) == 8) {
     S::StoreBytes(out, Codes<S, kType>(x, scale));
   } else {

@@ -625,6 +625,20 @@ TEST(KvCodecTest, StaysWithinItsSteps) {
       KvEncode(type, x[0], scale, 0, stored);
       EXPECT_TRUE(std::isnan(KvDecode(type, stored, 0, scale)));
     }
+    // What a type cannot hold is no number, so that it is noticed.
+    if (type != KvType::kF16 && type != KvType::kFp8E5m2) continue;
+    const float largest = type == KvType::kF16 ? 65504 : 57344;
+    const float past = type == KvType::kF16 ? 65520 : 61440;  // would be rounded to infinity
+    const auto kept = [&](float element) {
+      std::byte stored[8] = {};
+      KvEncode(type, element, {}, 0, stored);
+      return KvDecode(type, stored, 0, {});
+    };
+    EXPECT_EQ(kept(std::nextafter(past, 0.0f)), largest);
+    EXPECT_EQ(kept(-std::nextafter(past, 0.0f)), -largest);
+    for (const float bad : {past, -past, HUGE_VALF, -HUGE_VALF}) {
+      EXPECT_TRUE(std::isnan(kept(bad))) << bad;
+    }
   }
 }
 
