@@ -4,6 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/types/text.h"
@@ -402,6 +405,24 @@ absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int6
                 static_cast<int>(first - window), static_cast<int>(last - window), row);
     status = EndRow(format.encoding, rows[i], static_cast<int>(k_end - window), panel, row);
     if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRows(const Tensor& tensor) {
+  if (IsPlain(tensor)) return absl::OkStatus();
+  const WeightEncoding encoding = EncodingOf(tensor);
+  const auto k = static_cast<int64_t>(tensor.dims[0]);
+  const auto count = static_cast<int64_t>(tensor.elements()) / k;
+  const auto panel = std::make_unique<WeightPanel>();
+  for (int64_t row = 0; row < count; row += kPanelOutputs) {
+    std::vector<int64_t> rows(static_cast<size_t>(std::min<int64_t>(kPanelOutputs, count - row)));
+    std::iota(rows.begin(), rows.end(), row);
+    for (int64_t first = 0; first < k; first += kPanelWindow) {
+      const int64_t last = std::min<int64_t>(first + kPanelWindow, k);
+      absl::Status status = ReadPanel(tensor, rows, first, last, encoding, *panel);
+      if (!status.ok()) return status;
+    }
   }
   return absl::OkStatus();
 }

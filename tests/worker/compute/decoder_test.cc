@@ -3,6 +3,9 @@
 #include "worker/compute/decoder/decoder.h"
 
 #include <random>
+#include <span>
+#include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +20,7 @@ namespace flotilla::worker {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using testing::TinyModelOptions;
 
 const uint32_t kDecoderVocab = TinyModelOptions{}.vocab;
@@ -145,6 +149,36 @@ TEST(DecoderTest, RefusesPartsThatItDoesNotHave) {
                 layer.attention.head_norms = model::HeadNorms::kAllHeads;
               }),
               HasSubstr("one norm of heads whose size is no multiple of 16"));
+}
+
+// A scale that is no number is found when the model is loaded, also in a part of a matrix that the
+// decoder joins of several, and in token vectors that are decoded when they are needed.
+TEST(DecoderTest, NamesTheTensorWithAScaleThatIsNoNumber) {
+  DecoderModel model({.tied_embedding = false, .matrix_type = model::GgmlType::kQ8_0});
+  const auto load = [&] {
+    const SteadyClock clock;
+    const ModelShard shard = WholeModel(model.spec);
+    const std::unique_ptr<Backend> backend = MakeCpuBackend({.recipe = Recipe::kAccurate,
+                                                             .isa = kernels::DetectIsas().back(),
+                                                             .threads = 1,
+                                                             .max_rows = 16,
+                                                             .max_positions = 16,
+                                                             .clock = &clock});
+    return Decoder::Load(*model.file, model.spec, {&shard, 1}, {}, 0, *backend).status();
+  };
+  EXPECT_TRUE(load().ok()) << load();
+  for (const std::string name :
+       {"blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_v.weight",
+        "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight", "output.weight",
+        "token_embd.weight"}) {
+    const std::span<const std::byte> data = model.file->FindTensor(name)->data;
+    std::byte* const scale = model.bytes.data() + (data.data() - model.bytes.data());
+    const std::byte kept = std::exchange(scale[1], std::byte{0x7c});  // fp16, infinite or a NaN
+    const absl::Status refused = load();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_THAT(std::string(refused.message()), StartsWith(name + ": row 0: a scale is "));
+    scale[1] = kept;
+  }
 }
 
 // Runs `s` beside others that decode, prefill and start at odd times.

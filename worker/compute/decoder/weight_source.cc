@@ -314,6 +314,16 @@ absl::StatusOr<EmbeddingHandle> WeightSource::AddEmbedding() const {
     if (!positions.ok()) return positions.status();
     source.positions = *positions;
   }
+  // Rows are decoded when tokens come. Those that are the head's, too, are read when it is packed,
+  // by one rank or another.
+  for (const model::Tensor* table : {source.table, source.positions}) {
+    if (table == nullptr ||
+        (table == source.table && model::HeadRole(spec_) == TensorRole::kTokenEmbedding))
+      continue;
+    if (absl::Status s = model::CheckRows(*table); !s.ok()) {
+      return absl::Status(s.code(), absl::StrCat(std::string(table->name), ": ", s.message()));
+    }
+  }
   return backend_.AddEmbedding(source);
 }
 

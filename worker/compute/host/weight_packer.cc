@@ -121,14 +121,15 @@ absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {
   std::vector<absl::Status> results(items_.size());
   pool.ParallelItems(static_cast<int64_t>(items_.size()), [&](int64_t i) {
     for (const Source& source : items_[i].sources) {
-      results[i].Update(PackSource(items_[i], source, progress));
+      const absl::Status status = PackSource(items_[i], source, progress);
+      if (status.ok()) continue;
+      const std::string name(source.part.tensor->name);
+      results[i] = absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
+      return;
     }
   });
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].ok()) continue;
-    return absl::Status(results[i].code(),
-                        absl::StrCat(std::string(items_[i].sources[0].part.tensor->name), ": ",
-                                     results[i].message()));
+  for (absl::Status& result : results) {
+    if (!result.ok()) return std::move(result);
   }
   items_.clear();
   return absl::OkStatus();
