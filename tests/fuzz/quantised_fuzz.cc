@@ -48,6 +48,7 @@ void Read(const model::Tensor& tensor) {
       const int64_t end = std::min<int64_t>(k + flotilla::kPanelWindow, inputs);
       // In its own encoding, which is what is packed.
       model::ReadPanel(tensor, wanted, k, end, model::EncodingOf(tensor), *panel).IgnoreError();
+      model::ReadPanel(tensor, wanted, k, end, model::FastEncodingOf(tensor), *panel).IgnoreError();
       // What is not finite is refused.
       const absl::Status status =
           model::ReadPanel(tensor, wanted, k, end, flotilla::WeightEncoding{}, *panel);

@@ -190,6 +190,10 @@ absl::Status JoinBytes(std::string_view layer, std::span<const WeightScheme> sch
   if (!weight.ok()) return weight.status();
   const auto rows = static_cast<int64_t>(found.dims[1]);
   const auto inputs = static_cast<int64_t>(found.dims[0]);
+  if (std::ranges::none_of(schemes, [](const WeightScheme& scheme) { return scheme.bits == 8; })) {
+    return InvalidArgument("tensor ", found.name, " is ", fp8 ? "F8_E4M3" : "I8",
+                           ", but no config group says 8 bits");
+  }
   const auto scales = FindByteScales(layer, rows, inputs, schemes, layers);
   if (!scales.ok()) return scales.status();
   const Tensor* zeros = nullptr;
@@ -261,13 +265,16 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
   const Tensor& packed = *layers.Find(layer, kPacked);
   const Tensor* const scale = layers.Find(layer, kScale);
   if (scale == nullptr) return InvalidArgument("tensor ", layer, kScale, " is missing");
-  // The scheme is the first one that the shapes have.
+  // The scheme is the first one that the shapes have, of those with zeros if there are some.
+  const bool has_zeros = layers.Find(layer, kZero) != nullptr;
   const WeightScheme* found = nullptr;
   for (const WeightScheme& scheme : schemes) {
     if (!IsPackedWidth(scheme.bits)) continue;
     const int64_t group = scheme.group == -1 ? inputs : scheme.group;
     if (packed.dims[0] != Size((inputs * scheme.bits + 31) / 32)) continue;
     if (scale->dims[0] != Size((inputs + group - 1) / group)) continue;
+    if (found == nullptr) found = &scheme;
+    if (scheme.symmetric == has_zeros) continue;
     found = &scheme;
     break;
   }
@@ -303,7 +310,7 @@ absl::Status JoinIntegers(std::string_view layer, std::span<const WeightScheme> 
       .zeros = {},
       .data = {}};
   const Tensor *zeros = nullptr, *order = nullptr;
-  if (layers.Find(layer, kZero) != nullptr || !found->symmetric) {
+  if (has_zeros || !found->symmetric) {
     const auto tensor =
         layers.Get(layer, kZero, {GgmlType::kI32}, {Size((rows * bits + 31) / 32), Size(groups)});
     if (!tensor.ok()) return tensor.status();
@@ -339,6 +346,10 @@ absl::Status JoinFp4(std::string_view layer, LayerTensors& layers) {
     if (!tensor.ok()) return tensor.status();
     global = *tensor;
     divisor = LoadElement<float>(global->data, 0);
+    if (!std::isnormal(divisor) || divisor < 0) {
+      return InvalidArgument("tensor ", global->name, " is ", divisor,
+                             ", which is no divisor of scales");
+    }
   }
   const int64_t group = global != nullptr ? 16 : 32;
   if (inputs % group != 0) {

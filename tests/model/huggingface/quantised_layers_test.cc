@@ -119,6 +119,30 @@ TEST(QuantisedLayersTest, HaveTheWeightsOfTheirLibraries) {
                                               "gptq", "spqr"));
 }
 
+// Two groups of equal shapes, of which one has zeros: a layer is in the one that its tensors show,
+// whichever comes first.
+TEST(QuantisedLayersTest, ZerosTellGroupsOfOneShapeApart) {
+  for (const Case& each : Cases()) {
+    if (!each.name.starts_with("compressed_tensors_w4")) continue;
+    SCOPED_TRACE(each.name);
+    Json quantization = each.entry["quantization_config"];
+    Json& groups = quantization["config_groups"];
+    const Json own = groups["group_0"];
+    const bool symmetric = own["weights"]["symmetric"];
+    Json other = own;
+    other["weights"]["symmetric"] = !symmetric;
+    for (const auto& [first, second] : {std::pair(own, other), std::pair(other, own)}) {
+      groups["group_0"] = first;
+      groups["group_1"] = second;
+      const auto layer = Open(each);
+      Join(quantization, *layer);
+      ASSERT_TRUE(layer->status.ok()) << layer->status;
+      const std::vector<float> weights = Weights(*layer->weight());
+      EXPECT_EQ(testing::Sha256(std::as_bytes(std::span(weights))), each.entry["weights_sha256"]);
+    }
+  }
+}
+
 // Panels of any part of a row mean the same, and their codes are those of the library.
 TEST(QuantisedLayersTest, PanelsHaveTheCodesOfTheirLibraries) {
   int compared = 0;
@@ -292,6 +316,7 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
       {"awq_gemm_32", [&](Tensors&, Json& q) { set(q, "version", "gemv"); },
        "version = 'gemv' is not supported; supported: gemm"},
       {"awq_gemm_32", [&](Tensors&, Json& q) { set(q, "group_size", 97); }, "group_size = 97"},
+      {"awq_gemm_32", [&](Tensors&, Json& q) { set(q, "group_size", 0); }, "group_size = 0"},
       {"awq_gemm_32",
        [](Tensors& t, Json&) {
          Resize(Named(t, "qweight"), {0, 12});
@@ -348,11 +373,30 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
       {"compressed_tensors_w4_32",
        [](Tensors& t, Json&) { Named(t, "weight_shape").data.replace(0, 1, "\x41"); },
        "tensor layer.weight_packed is [64, 12], not [65, 12]"},
+      {"compressed_actorder_w4_32",
+       [](Tensors& t, Json&) {
+         Named(t, "weight_g_idx").data.replace(20, 4, std::string("\x63\0\0\0", 4));
+       },
+       "tensor layer.weight_g_idx: element 5 is 99"},
       {"compressed_tensors_nvfp4", [](Tensors& t, Json&) { Remove(t, "weight_global_scale"); },
        "tensor layer.weight_global_scale is missing"},
       {"compressed_tensors_nvfp4",
        [](Tensors& t, Json&) { Named(t, "weight_global_scale").data = std::string(4, '\0'); },
-       "row 0: a weight is no number"},
+       "tensor layer.weight_global_scale is 0, which is no divisor of scales"},
+      {"compressed_tensors_nvfp4",
+       [](Tensors& t, Json&) {
+         Named(t, "weight_global_scale").data = std::string("\0\0\x80\x7f", 4);
+       },
+       "tensor layer.weight_global_scale is inf, which is no divisor of scales"},
+      {"compressed_tensors_int8_asym_channel",
+       [](Tensors&, Json& q) { q["config_groups"]["group_0"]["weights"]["num_bits"] = 4; },
+       "tensor layer.weight is I8, but no config group says 8 bits"},
+      {"compressed_tensors_w4_32",
+       [](Tensors&, Json& q) { q["config_groups"]["group_0"]["weights"]["num_bits"] = 64; },
+       "which no config group of 2, 3, 4 or 8 bits says"},
+      {"compressed_tensors_w4_32",
+       [](Tensors&, Json& q) { q["config_groups"]["group_0"]["weights"]["group_size"] = 1 << 20; },
+       "which no config group of 2, 3, 4 or 8 bits says"},
       {"compressed_tensors_int8_asym_channel",
        [](Tensors& t, Json&) { Resize(Named(t, "weight_zero_point"), {72}); },
        "tensor layer.weight_zero_point is [72], not [72, 1]"},
