@@ -69,10 +69,11 @@ struct RowRequest {
 };
 
 struct StepInputs {
-  // A backend does these first, in this order: it makes contents of granted blocks undefined (only
-  // tests ask for this), copies blocks and open runs, and starts the background copies, which run
-  // beside the step.
+  // A backend does these first, in this order: it makes contents of granted blocks and of the open
+  // runs of new sequences undefined (only tests ask for this), copies blocks and open runs, and
+  // starts the background copies, which run beside the step.
   std::vector<BlockId> granted;
+  std::vector<SequenceHandle> opened;
   std::vector<BlockCopy> copies;
   std::vector<RunCopy> run_copies;
   std::vector<BackgroundCopy> background;

@@ -535,10 +535,12 @@ void Rank::BeginMasks(const Batch& batch, StepOutputs& outputs) {
   outputs.UseMasks(constraints_->Begin(batch, items));
 }
 
-std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId> granted) {
+std::unique_ptr<StepOutputs> Rank::Start(const Batch& batch, std::vector<BlockId> granted,
+                                         std::vector<SequenceHandle> opened) {
   auto outputs = std::make_unique<StepOutputs>(batch, *vocabulary_, host_ops_);
   StepInputs inputs = MakeStepInputs(batch);
   inputs.granted = std::move(granted);
+  inputs.opened = std::move(opened);
   if (last_stage()) {
     const auto on_host = [this](std::int64_t count, absl::FunctionRef<void(std::int64_t)> fn) {
       backend_->OnHost(count, fn);

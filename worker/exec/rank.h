@@ -130,12 +130,13 @@ class Rank {
                                                       const Clock& clock, RankLinks links = {});
 
   // Start starts a step: the batch's copies, its background copies, decoder and sampling. `granted`
-  // are blocks whose contents are to become undefined first. The batch fits the description, and
-  // is not needed afterwards. Finish waits for the oldest step started, whose outputs Start has
-  // returned; of several ranks, each of the last stage then has the outputs of some requests. Up to
-  // lag + 1 steps may be started and not finished. An error means that the rank computes nothing
-  // any more.
-  std::unique_ptr<StepOutputs> Start(const Batch& batch, std::vector<BlockId> granted = {});
+  // are blocks, and `opened` sequences with open runs, whose contents are to become undefined
+  // first. The batch fits the description, and is not needed afterwards. Finish waits for the
+  // oldest step started, whose outputs Start has returned; of several ranks, each of the last stage
+  // then has the outputs of some requests. Up to lag + 1 steps may be started and not finished. An
+  // error means that the rank computes nothing any more.
+  std::unique_ptr<StepOutputs> Start(const Batch& batch, std::vector<BlockId> granted = {},
+                                     std::vector<SequenceHandle> opened = {});
   absl::Status Finish(StepOutputs& outputs);
 
   // As Backend::TakeCopiesDone and ForgetCopies.

@@ -49,12 +49,13 @@ absl::StatusOr<std::optional<StepResult>> RankRunner::Run(const StepPlan& plan) 
   auto batch = state_->Apply(plan);  // and draft tokens, which may be computed
   if (!batch.ok()) return batch.status();
 
-  Started started{
-      .step = plan.step,
-      .outputs = rank_->Start(*batch, poison_blocks_ ? EmptyGrants(plan) : std::vector<BlockId>{}),
-      .timings = {.start_ns = start,
-                  .rows = static_cast<std::uint32_t>(batch->tokens.size()),
-                  .decode_rows = batch->decode_rows}};
+  Started started{.step = plan.step,
+                  .outputs = poison_blocks_
+                                 ? rank_->Start(*batch, EmptyGrants(plan), NewSequences(plan))
+                                 : rank_->Start(*batch),
+                  .timings = {.start_ns = start,
+                              .rows = static_cast<std::uint32_t>(batch->tokens.size()),
+                              .decode_rows = batch->decode_rows}};
   const bool gives_outputs = communicator_ == nullptr || communicator_->last_stage();
   if (gives_outputs) {
     if (absl::Status status = Finish(started); !status.ok()) return status;
@@ -139,6 +140,15 @@ absl::StatusOr<StepResult> RankRunner::CompleteOldest() {
   auto result = state_->Complete(started.step, started.outputs->Finish(), ended);
   if (result.ok()) result->timings = started.timings;
   return result;
+}
+
+std::vector<SequenceHandle> RankRunner::NewSequences(const StepPlan& plan) {
+  std::vector<SequenceHandle> handles;
+  for (const PlanOp& op : plan.ops) {
+    if (const auto* open = std::get_if<OpenSequence>(&op)) handles.push_back(open->sequence);
+    if (const auto* fork = std::get_if<ForkSequence>(&op)) handles.push_back(fork->child);
+  }
+  return handles;
 }
 
 std::vector<BlockId> RankRunner::EmptyGrants(const StepPlan& plan) {

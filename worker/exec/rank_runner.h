@@ -61,6 +61,8 @@ class RankRunner final : public StepRunner {
   absl::StatusOr<StepResult> CompleteOldest();
   // Returns the blocks that the plan grants and whose contents are still to come.
   std::vector<BlockId> EmptyGrants(const StepPlan& plan);
+  // Returns the sequences that the plan opens or forks.
+  static std::vector<SequenceHandle> NewSequences(const StepPlan& plan);
 
   const bool poison_blocks_;
   const Clock* const clock_;

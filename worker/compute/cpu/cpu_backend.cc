@@ -208,6 +208,9 @@ int64_t CpuBackend::buffer_bytes() const {
 void CpuBackend::Start(StepInputs inputs, RowReceiver* receiver) {
   NoteMove();
   for (const BlockId block : inputs.granted) cache_.Poison(block);
+  for (const SequenceHandle sequence : inputs.opened) {
+    cache_.PoisonRun(static_cast<int32_t>(sequence.value()));
+  }
   for (const BlockCopy& copy : inputs.copies) cache_.CopyBlock(copy.from, copy.to);
   for (const RunCopy& copy : inputs.run_copies) {
     cache_.CopyRun(static_cast<int32_t>(copy.from.value()), static_cast<int32_t>(copy.to.value()));

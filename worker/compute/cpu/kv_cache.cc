@@ -115,4 +115,8 @@ void KvCache::Poison(BlockId block) {
   std::memset(Block(block), 0xFF, shape_.bytes_per_block());
 }
 
+void KvCache::PoisonRun(int32_t run) {
+  if (open_ != nullptr) std::memset(OpenRun(run), 0xFF, shape_.open_bytes);
+}
+
 }  // namespace flotilla::worker

@@ -47,6 +47,8 @@ class KvCache final : public TieredBlocks {
 
   // Fills a block with NaN, so that a read of unwritten memory shows in the output.
   void Poison(BlockId block);
+  // The same of an open run and position 0 of its sequence. Without open runs it does nothing.
+  void PoisonRun(int32_t run);
 
   // The bytes of a block, bytes_per_block() of them.
   std::byte* Block(BlockId block) const {
