@@ -43,6 +43,7 @@
 #include "common/types/executor.h"
 #include "common/types/ids.h"
 #include "kernels/ops.h"
+#include "model/page_releaser.h"
 #include "model/spec.h"
 #include "model/tensor.h"
 #include "worker/comm/communicator.h"
@@ -396,6 +397,8 @@ struct BackendOptions {
   // Load says here how much it has read, and other calls that they get further. Outlives the
   // backend; null: nobody wants to know.
   LoadProgress* progress = nullptr;
+  // Load says here what it has read of the file, likewise.
+  model::PageReleaser* pages = nullptr;
   // The memory that a backend of CPUs may take; null: that of the kernel's files.
   std::function<AvailableMemory()> available_memory;
 };

@@ -72,22 +72,23 @@ absl::Status CheckOptions(const RankOptions& options, const model::ModelSpec& sp
 }
 
 // A hash of the bytes, which says after each piece that it gets further.
-std::uint64_t HashInPieces(absl::Span<const std::byte> bytes, LoadProgress* progress) {
+std::uint64_t HashInPieces(absl::Span<const std::byte> bytes, LoadProgress* progress,
+                           model::PageReleaser& pages) {
   constexpr std::size_t kPiece = 4 << 20;
-  if (progress == nullptr) return XXH3_64bits(bytes.data(), bytes.size());
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
                                                                               XXH3_freeState);
   XXH3_64bits_reset(state.get());
   for (std::size_t at = 0; at < bytes.size(); at += kPiece) {
     const std::size_t size = std::min(kPiece, bytes.size() - at);
     XXH3_64bits_update(state.get(), bytes.data() + at, size);
-    progress->Move(size);
+    if (progress != nullptr) progress->Move(size);
+    pages.Read(size);
   }
   return XXH3_64bits_digest(state.get());
 }
 
 // A hash of everything in the file.
-std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadProgress* progress) {
+std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadProgress* progress, model::PageReleaser& pages) {
   const auto tensors = file.tensors();
   std::uint64_t bytes = 0;
   for (const model::Tensor& tensor : tensors) bytes += tensor.bytes();
@@ -96,12 +97,12 @@ std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadP
   backend.OnHost(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t i) {
     const model::Tensor& tensor = tensors[i];
     if (tensor.composite == nullptr) {
-      hashes[i] = HashInPieces({tensor.data.data(), tensor.data.size()}, progress);
+      hashes[i] = HashInPieces({tensor.data.data(), tensor.data.size()}, progress, pages);
       return;
     }
     std::vector<std::uint64_t> parts;
     for (const std::span<const std::byte> part : tensor.composite->parts()) {
-      parts.push_back(HashInPieces({part.data(), part.size()}, progress));
+      parts.push_back(HashInPieces({part.data(), part.size()}, progress, pages));
     }
     hashes[i] = XXH3_64bits(parts.data(), parts.size() * sizeof parts[0]);
   });
@@ -167,6 +168,7 @@ absl::StatusOr<GroupLayout> PlanGroup(const model::Checkpoint& file, const RankO
 Rank::Rank(std::shared_ptr<const model::Checkpoint> file, const RankOptions& options,
            model::ModelSpec spec, RankLinks links)
     : file_(std::move(file)),
+      pages_(*file_),
       options_(options),
       spec_(std::move(spec)),
       links_(links),
@@ -208,6 +210,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          .clock = &clock,
                          .exchange = links_.exchange,
                          .progress = options_.progress,
+                         .pages = &pages_,
                          .available_memory = options_.available_memory};
   if (links_.communicator != nullptr) {
     auto layout = PlanGroup(*file_, options_);
@@ -224,7 +227,7 @@ absl::Status Rank::Load(int threads, const Clock& clock) {
                          options_.shape.pipeline, clock);
   }
   vocabulary_ = ShardVocabulary(spec_, shards, options_.shape);
-  content_hash_ = ContentHash(*file_, *backend_, options_.progress);
+  content_hash_ = ContentHash(*file_, *backend_, options_.progress, pages_);
   file_->ReleasePages();  // the backend has its own copy of all but the token vectors
   Describe();
   Begin(LoadPhase::kMemory);

@@ -22,6 +22,7 @@
 #include "common/types/executor.h"
 #include "kernels/ops.h"
 #include "model/checkpoint.h"
+#include "model/page_releaser.h"
 #include "model/spec.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/exchange.h"
@@ -195,6 +196,7 @@ class Rank {
   }
 
   const std::shared_ptr<const model::Checkpoint> file_;  // the table of token vectors
+  model::PageReleaser pages_;                            // of the file, while it is loaded
   const RankOptions options_;
   const model::ModelSpec spec_;
   const RankLinks links_;

@@ -157,7 +157,7 @@ absl::Status CpuBackend::Load() {
   if (options_.progress != nullptr) {
     options_.progress->Begin(LoadPhase::kWeights, packer_.file_bytes());
   }
-  return packer_.Pack(pool_, options_.progress);
+  return packer_.Pack(pool_, options_.progress, options_.pages);
 }
 
 std::string CpuBackend::memory_id() const {

@@ -267,7 +267,7 @@ absl::Status CudaBackend::Load() {
   attention_ = Zeros(attention_segments_ * attention_width_ * kFloat);
   if (absl::Status status = MakeSteps(); !status.ok()) return status;
   if (!failure_.ok()) return failure_;
-  absl::Status status = weights_.Load(pool_, options_.progress);
+  absl::Status status = weights_.Load(pool_, options_.progress, options_.pages);
   if (status.ok()) status = device_->Synchronize(device_->Record(Queue::kCompute));
   return status;
 }

@@ -47,7 +47,7 @@ absl::StatusOr<const Matrix*> DeviceWeights::Add(std::vector<MatrixPart> parts, 
   return &matrix;
 }
 
-absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress) {
+absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress, model::PageReleaser* pages) {
   for (Stage& stage : stages_) {
     auto memory = device_.AllocatePinned(kStageBytes);
     if (!memory.ok()) return memory.status();
@@ -64,7 +64,7 @@ absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress) {
     progress->Begin(LoadPhase::kWeights, bytes);
   }
   for (Listed& listed : listed_) {
-    const absl::Status status = LoadOne(listed, pool, progress);
+    const absl::Status status = LoadOne(listed, pool, progress, pages);
     if (!status.ok()) return status;
   }
   listed_.clear();
@@ -78,13 +78,13 @@ absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress) {
 }
 
 absl::Status DeviceWeights::LoadOne(const Listed& listed, ThreadPool& pool,
-                                    LoadProgress* progress) {
+                                    LoadProgress* progress, model::PageReleaser* pages) {
   WeightPacker packer;
   const auto packed = listed.segments.empty()
                           ? packer.Add(listed.parts, listed.k)
                           : packer.Add(listed.parts, listed.k, listed.segments, listed.split_ends);
   if (!packed.ok()) return packed.status();
-  if (absl::Status status = packer.Pack(pool, progress); !status.ok()) return status;
+  if (absl::Status status = packer.Pack(pool, progress, pages); !status.ok()) return status;
   const kernels::MatrixView view = (*packed)->view();
   const auto panels = Copy(view.panels_begin, static_cast<std::size_t>((*packed)->panel_bytes()));
   if (!panels.ok()) return panels.status();

@@ -33,8 +33,9 @@ class DeviceWeights {
                                                    absl::Span<const std::int32_t> split_ends = {});
 
   // Packs and copies all of the list. An error names the tensor, or says that the device has no
-  // room. `progress`, which may be null, gets the bytes of the file that are read.
-  absl::Status Load(ThreadPool& pool, LoadProgress* progress);
+  // room. `progress` and `pages`, which may be null, get the bytes of the file that are
+  // read.
+  absl::Status Load(ThreadPool& pool, LoadProgress* progress, model::PageReleaser* pages);
 
   std::int64_t bytes() const { return bytes_; }
 
@@ -47,7 +48,7 @@ class DeviceWeights {
     kernels::cuda::Matrix* matrix;
   };
 
-  absl::Status LoadOne(const Listed& listed, ThreadPool& pool, LoadProgress* progress);
+  absl::Status LoadOne(const Listed& listed, ThreadPool& pool, LoadProgress* progress, model::PageReleaser* pages);
   // Copies host memory of any kind to new memory of the device.
   absl::StatusOr<std::byte*> Copy(const std::byte* from, std::size_t bytes);
 

@@ -65,7 +65,7 @@ absl::StatusOr<const PackedMatrix*> WeightPacker::Add(std::vector<MatrixPart> pa
 
 // Reads the source's rows panel by panel, in the encoding of the matrix, and packs them.
 absl::Status WeightPacker::PackSource(const Item& item, const Source& source,
-                                      LoadProgress* progress) {
+                                      LoadProgress* progress, model::PageReleaser* pages) {
   PackedMatrix& matrix = *item.matrix;
   const auto read = source.part.transposed ? model::ReadTransposedPanel : model::ReadPanel;
   const auto panel = std::make_unique<WeightPanel>();
@@ -88,6 +88,12 @@ absl::Status WeightPacker::PackSource(const Item& item, const Source& source,
       }
     }
     if (progress != nullptr) progress->Move(FileBytes(item, source, last - row));
+    // A part of a row takes about as many pages as all of it.
+    if (pages != nullptr) {
+      const model::Tensor& tensor = *source.part.tensor;
+      pages->Read(tensor.bytes() / tensor.dims[source.part.transposed ? 0 : 1] *
+                  static_cast<uint64_t>(last - row));
+    }
   }
   return absl::OkStatus();
 }
@@ -117,11 +123,12 @@ uint64_t WeightPacker::file_bytes() const {
   return bytes;
 }
 
-absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress) {
+absl::Status WeightPacker::Pack(ThreadPool& pool, LoadProgress* progress,
+                                model::PageReleaser* pages) {
   std::vector<absl::Status> results(items_.size());
   pool.ParallelItems(static_cast<int64_t>(items_.size()), [&](int64_t i) {
     for (const Source& source : items_[i].sources) {
-      const absl::Status status = PackSource(items_[i], source, progress);
+      const absl::Status status = PackSource(items_[i], source, progress, pages);
       if (status.ok()) continue;
       const std::string name(source.part.tensor->name);
       results[i] = absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));

@@ -38,8 +38,9 @@ class WeightPacker {
   absl::StatusOr<const kernels::PackedMatrix*> Add(std::vector<MatrixPart> parts, std::int64_t k);
 
   // Packs all matrices of the list with the threads of `pool`. An error names the tensor.
-  // `progress`, which may be null, gets the bytes of the file that are read.
-  absl::Status Pack(ThreadPool& pool, LoadProgress* progress = nullptr);
+  // `progress` and `pages`, which may be null, get the bytes of the file that are read.
+  absl::Status Pack(ThreadPool& pool, LoadProgress* progress = nullptr,
+                    model::PageReleaser* pages = nullptr);
 
   std::int64_t bytes() const;  // of all matrices
   // Those of the file that Pack will read.
@@ -61,7 +62,8 @@ class WeightPacker {
     std::vector<Segment> segments;
   };
 
-  static absl::Status PackSource(const Item& item, const Source& source, LoadProgress* progress);
+  static absl::Status PackSource(const Item& item, const Source& source, LoadProgress* progress,
+                                 model::PageReleaser* pages);
   // The bytes of the file that `rows` of the source have.
   static std::uint64_t FileBytes(const Item& item, const Source& source, std::int64_t rows);
 
