@@ -429,8 +429,14 @@ TEST(TinyLayouts, ShardsEndInsideSuperBlocks) {
 // The same of K-quants, whose windows have one scale, beside other types in one product.
 TEST(TinyLayouts, ShardsEndInsideWindowsOfKQuants) {
   using enum model::GgmlType;
-  ExpectTheSameBitsOf(
-      {.hidden = 256, .head_dim = 64, .ffn = 768, .matrix_type = kQ4_K, .embedding_type = kQ6_K});
+  ExpectTheSameBitsOf({.hidden = 256,
+                       .heads = 12,
+                       .kv_heads = 3,
+                       .head_dim = 64,
+                       .ffn = 768,
+                       .matrix_type = kQ4_K,
+                       .other_type = kQ6_K,
+                       .embedding_type = kQ6_K});
   // Two heads of 192 begin inside a window.
   ExpectTheSameBitsOf({.hidden = 256,
                        .heads = 4,
@@ -495,6 +501,9 @@ TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
   using enum kernels::KvType;
   const TinyCase tiny = ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
+  if (GetParam() == std::string("made/llama")) {
+    ASSERT_GE(SplitsOf(*model::LoadSpec(*tiny.file)), 3);  // so it has TP=3, too
+  }
   worker::KvFormats mixed = kernels::KvFormat{kInt8, kInt8};
   mixed.some = {{{0, 1}, {kBf16, kBf16}}, {{2, 3}, {kFp8E5m2, kFp8E5m2}}};
   // The latent's V is its K.
@@ -514,24 +523,25 @@ TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, KvTypesTest,
-                         ::testing::Values("tiny/llama", "tiny/gemma2", "tiny/deepseek_v2_mla"),
+                         ::testing::Values("made/llama", "tiny/gemma2", "tiny/deepseek_v2_mla"),
                          [](const auto& info) {
                            return std::string(info.param).substr(std::string("tiny/").size());
                          });
 
 class QuantisedLayoutsTest : public ::testing::TestWithParam<QuantisedLayers> {};
 
-// Dense models and experts, whose shards end inside groups.
+// Dense models and experts of three splits, whose shards end inside groups.
 TEST_P(QuantisedLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
-  std::vector<std::string> folders = {"tests/data/tiny/llama", "tests/data/tiny/mixtral"};
+  std::vector<std::string> cases = {"made/llama", "made/mixtral"};
   // Heads' parts of one matrix, along both axes; one method says it for all.
-  if (GetParam().name == "fp8") folders.push_back("tests/data/tiny/deepseek_v2_mla");
-  for (const std::string& from : folders) {
+  if (GetParam().name == "fp8") cases.push_back("made/deepseek_v2_mla");
+  for (const std::string& from : cases) {
     SCOPED_TRACE(from);
-    const ScratchDirectory folder;
-    WriteQuantisedFolder(from, GetParam(), /*seed=*/3, folder.path());
+    const ScratchDirectory made, folder;
+    WriteQuantisedFolder(TinyCaseFolder(from, made.path()), GetParam(), /*seed=*/3, folder.path());
     auto file = model::OpenCheckpoint(folder.path());
     ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_GE(SplitsOf(*model::LoadSpec(**file)), 3);  // so there is TP=3
     ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/llama").ids));
   }
 }
@@ -542,10 +552,10 @@ INSTANTIATE_TEST_SUITE_P(Methods, QuantisedLayoutsTest, ::testing::ValuesIn(AllQ
 class W8A8LayoutsTest : public ::testing::TestWithParam<QuantisedLayers> {};
 
 TEST_P(W8A8LayoutsTest, EveryLayoutAndBatchGivesTheSameBitsUnderFast) {
-  for (const char* from : {"tests/data/tiny/llama", "tests/data/tiny/mixtral"}) {
+  for (const char* from : {"made/llama", "made/mixtral"}) {
     SCOPED_TRACE(from);
-    const ScratchDirectory folder;
-    WriteQuantisedFolder(from, GetParam(), /*seed=*/3, folder.path());
+    const ScratchDirectory made, folder;
+    WriteQuantisedFolder(TinyCaseFolder(from, made.path()), GetParam(), /*seed=*/3, folder.path());
     auto file = model::OpenCheckpoint(folder.path());
     ASSERT_TRUE(file.ok()) << file.status();
     ExpectTheSameBits(*std::move(file), Requests(ReadTinyCase("tiny/llama").ids), 0, std::nullopt,
@@ -558,9 +568,10 @@ INSTANTIATE_TEST_SUITE_P(Methods, W8A8LayoutsTest, ::testing::ValuesIn(W8A8Layer
 
 // Groups of 128 weights, of which the shards of the FFN end inside one.
 TEST(TinyLayouts, MatricesMayBeQuantizedAtLoad) {
-  const TinyCase tiny = ReadTinyCase("tiny/llama");
+  const TinyCase tiny = ReadTinyCase("made/llama");
   ASSERT_NE(tiny.file, nullptr);
-  for (const auto method : {model::LoadQuantization::kNf4, model::LoadQuantization::kFp8}) {
+  using enum model::LoadQuantization;
+  for (const auto method : {kInt8, kInt4, kNf4, kFp8}) {
     auto file = model::QuantizeAtLoad(tiny.file, method);
     ASSERT_TRUE(file.ok()) << file.status();
     ExpectTheSameBits(*std::move(file), Requests(tiny.ids));
@@ -568,7 +579,9 @@ TEST(TinyLayouts, MatricesMayBeQuantizedAtLoad) {
 }
 
 // Experts with integer products: three splits, of which the last is short.
-TEST(TinyLayouts, ExpertsMayBeQuantised) { ExpectTheSameBitsOf({.ffn = 160, .experts = 5}); }
+TEST(TinyLayouts, ExpertsMayBeQuantised) {
+  ExpectTheSameBitsOf({.heads = 6, .kv_heads = 3, .ffn = 160, .experts = 5});
+}
 
 }  // namespace
 }  // namespace flotilla::testing

@@ -1,5 +1,6 @@
 // Packing, activation quantisation and the two matrix products.
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -45,6 +46,26 @@ TEST_P(MatMulTest, SameBitsAsReference) {
       if (!p.matrix.quantized()) continue;
       QuantizedBuffer x = Quantize(reference(), p.x, p.rows, p.matrix.view());
       ASSERT_TRUE(SameBits(RunI16(reference(), p, x), RunI16(ops(), p, x)));
+    }
+  }
+}
+
+// Kernels cut rows into tiles of several sizes. All numbers of rows in long runs, else those beside
+// the ends of tiles.
+TEST_P(MatMulTest, SameBitsOfAnyNumberOfRows) {
+  const bool all = std::getenv("FLOTILLA_LONG") != nullptr;
+  for (const Format& format : AllFormats()) {
+    for (int rows = 1; rows <= 64; ++rows) {
+      if (!all && rows > 9 && rows % 8 > 1 && rows < 63) continue;
+      RandomProduct p(static_cast<uint64_t>(100 + rows), format, rows);
+      SCOPED_TRACE(p.Describe());
+      const std::vector<float> packed = RunF32(ops(), p);
+      if (p.matrix.quantized()) {
+        QuantizedBuffer x = Quantize(reference(), p.x, p.rows, p.matrix.view());
+        ASSERT_TRUE(SameBits(RunI16(reference(), p, x), RunI16(ops(), p, x)));
+      }
+      p.matrix = Pack(p.weights.ToFp32(), p.splits);
+      ASSERT_TRUE(SameBits(RunF32(ops(), p), packed));
     }
   }
 }

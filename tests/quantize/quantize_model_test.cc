@@ -144,8 +144,13 @@ TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
 class SameBytesTest : public QuantizeModelTest, public ::testing::WithParamInterface<Settings> {};
 INSTANTIATE_TEST_SUITE_P(
     Methods, SameBytesTest,
-    ::testing::Values(Settings{.method = Method::kGptq, .bits = 4, .symmetric = false, .group = 32},
-                      Settings::Spqr()));
+    ::testing::Values(
+        Settings{.method = Method::kGptq, .bits = 4, .symmetric = false, .group = 32},
+        Settings{.method = Method::kAwq, .bits = 4, .group = 32},
+        Settings{.method = Method::kRtn, .bits = 8, .group = 0, .int8_activations = true},
+        Settings{.method = Method::kGptq, .bits = 8, .group = 0, .int8_activations = true},
+        Settings{.method = Method::kSmoothQuant, .bits = 8, .group = 0, .int8_activations = true},
+        Settings::Spqr()));
 
 TEST_P(SameBytesTest, TheSameJobMakesTheSameBytes) {
   const Settings& settings = GetParam();
@@ -176,22 +181,6 @@ TEST_P(SameBytesTest, TheSameJobMakesTheSameBytes) {
   }
   EXPECT_GT(runs, 2);
   EXPECT_EQ(Files(again.to), expected);
-}
-
-// Those of a run that was interrupted after each layer.
-TEST_F(QuantizeModelTest, W8A8GoesOnWhereItWasInterrupted) {
-  const Settings settings{
-      .method = Method::kSmoothQuant, .bits = 8, .group = 0, .int8_activations = true};
-  const QuantizeJob job = Job("whole", settings);
-  ASSERT_TRUE(Run(job).ok());
-  struct Interrupted {};
-  QuantizeJob again = Job("again", settings);
-  again.resume = true;
-  again.threads = 1;
-  EXPECT_THROW(static_cast<void>(Run(again, [](uint32_t, uint32_t) { throw Interrupted(); })),
-               Interrupted);
-  ASSERT_TRUE(Run(again).ok());
-  EXPECT_EQ(Files(again.to), Files(job.to));
 }
 
 // compressed-tensors reads whole groups only.

@@ -60,6 +60,19 @@ struct TinyCase {
   std::uint32_t served = 0;  // the positions that the model is served for; 0: its own
 };
 
+// The folder with the weights of tests/data/`path`: itself, or `made`, in which they are made. If
+// something is missing, the test fails.
+inline std::string TinyCaseFolder(const std::string& path, const std::string& made) {
+  const std::string folder = "tests/data/" + path;
+  if (std::filesystem::exists(folder + "/model.safetensors")) return folder;
+  std::ifstream text(folder + "/case.json");
+  const nlohmann::json numbers = text ? nlohmann::json::parse(text) : nlohmann::json::object();
+  if (!WriteMadeFolder(folder, numbers.value("seed", 0ull), numbers.value("tokens", 0ull), made)) {
+    ADD_FAILURE() << folder << " has no weights";
+  }
+  return made;
+}
+
 // Reads tests/data/`path`, e.g. "tiny/llama". If something is missing, the test fails and `file` is
 // null.
 inline TinyCase ReadTinyCase(const std::string& path) {
@@ -68,13 +81,8 @@ inline TinyCase ReadTinyCase(const std::string& path) {
   std::ifstream text(folder + "/case.json");
   nlohmann::json numbers;
   if (text) numbers = nlohmann::json::parse(text);
-  ScratchDirectory made;
-  const bool has_file = std::filesystem::exists(folder + "/model.safetensors");
-  if (!has_file && !WriteMadeFolder(folder, numbers.value("seed", 0ull),
-                                    numbers.value("tokens", 0ull), made.path())) {
-    ADD_FAILURE() << folder << " has no weights";
-  }
-  auto file = model::OpenCheckpoint(has_file ? folder : made.path());
+  const ScratchDirectory made;
+  auto file = model::OpenCheckpoint(TinyCaseFolder(path, made.path()));
   std::ifstream array(folder + "/logits.npy", std::ios::binary);
   if (!file.ok() || numbers.is_null() || !array) {
     ADD_FAILURE() << folder << " cannot be read: " << file.status();
