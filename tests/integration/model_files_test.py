@@ -24,7 +24,9 @@ RANKS = 1, 2
 # Few blocks and positions, since the memory of KV blocks grows with the layers, too.
 FLAGS = "--kv-blocks", "24", "--max-model-len", "128", "--threads", "1"
 MOST_RESIDENT = 1.05
-MOST_OF_FILE = 100 << 20  # in memory beside the weights while a rank loads; 64 MiB but for what is being read
+# In memory beside the weights while a rank loads. Of the default model's 270 MB it is 90 to 140 MiB; without
+# pages that are given back it is all.
+MOST_OF_FILE = 200 << 20
 
 
 @pytest.fixture(params=["tiny", "default"], scope="module")
