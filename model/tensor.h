@@ -72,8 +72,8 @@ WeightEncoding FastEncodingOf(const Tensor& tensor);
 absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int64_t k_begin,
                        int64_t k_end, const WeightEncoding& encoding, WeightPanel& panel);
 
-// Whether ReadPanel can read all rows of a matrix, in which some scale may be no number. The rows of
-// plain numbers are not looked at. INVALID_ARGUMENT names the row.
+// Whether ReadPanel can read all rows of a matrix, in which some scale may be no number. The rows
+// of plain numbers are not looked at. INVALID_ARGUMENT names the row.
 absl::Status CheckRows(const Tensor& tensor);
 
 // The encoding of the panels of the transposed matrix: fp32 where elements are not plain numbers,

@@ -88,7 +88,8 @@ std::uint64_t HashInPieces(absl::Span<const std::byte> bytes, LoadProgress* prog
 }
 
 // A hash of everything in the file.
-std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadProgress* progress, model::PageReleaser& pages) {
+std::uint64_t ContentHash(const model::Checkpoint& file, Backend& backend, LoadProgress* progress,
+                          model::PageReleaser& pages) {
   const auto tensors = file.tensors();
   std::uint64_t bytes = 0;
   for (const model::Tensor& tensor : tensors) bytes += tensor.bytes();

@@ -47,7 +47,8 @@ absl::StatusOr<const Matrix*> DeviceWeights::Add(std::vector<MatrixPart> parts, 
   return &matrix;
 }
 
-absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress, model::PageReleaser* pages) {
+absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress,
+                                 model::PageReleaser* pages) {
   for (Stage& stage : stages_) {
     auto memory = device_.AllocatePinned(kStageBytes);
     if (!memory.ok()) return memory.status();
@@ -77,8 +78,8 @@ absl::Status DeviceWeights::Load(ThreadPool& pool, LoadProgress* progress, model
   return absl::OkStatus();
 }
 
-absl::Status DeviceWeights::LoadOne(const Listed& listed, ThreadPool& pool,
-                                    LoadProgress* progress, model::PageReleaser* pages) {
+absl::Status DeviceWeights::LoadOne(const Listed& listed, ThreadPool& pool, LoadProgress* progress,
+                                    model::PageReleaser* pages) {
   WeightPacker packer;
   const auto packed = listed.segments.empty()
                           ? packer.Add(listed.parts, listed.k)

@@ -48,7 +48,8 @@ class DeviceWeights {
     kernels::cuda::Matrix* matrix;
   };
 
-  absl::Status LoadOne(const Listed& listed, ThreadPool& pool, LoadProgress* progress, model::PageReleaser* pages);
+  absl::Status LoadOne(const Listed& listed, ThreadPool& pool, LoadProgress* progress,
+                       model::PageReleaser* pages);
   // Copies host memory of any kind to new memory of the device.
   absl::StatusOr<std::byte*> Copy(const std::byte* from, std::size_t bytes);
 
