@@ -15,7 +15,6 @@ TALK = [SystemMessage("Answer in one word."), HumanMessage("The capital of Franc
         AIMessage("Paris."), HumanMessage("And of Italy?")]
 
 
-
 @tool
 def weather(city: Annotated[str, Field(max_length=12)]) -> str:
     """The weather of a city."""
