@@ -81,6 +81,17 @@ std::string TextOf(const Pieces& pieces) {
   return text;
 }
 
+// The tools that the conversation lets the model call, for a grammar.
+std::vector<CallableTool> CallableTools(const Conversation& conversation) {
+  const bool named = conversation.tool_choice == ToolChoice::kNamed;
+  std::vector<CallableTool> tools;
+  for (const Tool& tool : conversation.tools) {
+    if (named && tool.name != conversation.chosen_tool) continue;
+    tools.push_back({tool.name, tool.parameters});
+  }
+  return tools;
+}
+
 constexpr std::string_view kSpaces = " \t\r\n\f\v";
 
 // Cuts the prompt behind the content of the last message. As in transformers, white space at the
@@ -193,11 +204,7 @@ absl::StatusOr<Constraint> ChatPrompt::ConstraintOf(const Conversation& conversa
                                                     bool in_reasoning) const {
   if (!conversation.must_call()) return Constraint();
   const bool named = conversation.tool_choice == ToolChoice::kNamed;
-  std::vector<CallableTool> tools;
-  for (const Tool& tool : conversation.tools) {
-    if (named && tool.name != conversation.chosen_tool) continue;
-    tools.push_back({tool.name, tool.parameters});
-  }
+  const std::vector<CallableTool> tools = CallableTools(conversation);
   absl::StatusOr<Constraint> constraint = StructuralTagConstraintFromText(
       ToolConstraint(*tool_format_, tools,
                      {.several = conversation.parallel_tool_calls && !named,
@@ -223,14 +230,34 @@ bool ChatPrompt::MayThink(const Conversation& conversation, const Rendered& prom
          !conversation.continue_final_message && !prompt.has_reasoning;
 }
 
-absl::StatusOr<Constraint> ChatPrompt::FormBehindThoughts(const Constraint& form,
-                                                          const Rendered& prompt) const {
-  Constraint behind = BehindThoughts(form, *reasoning_, prompt.in_reasoning, control_markers_);
-  if (behind.text.size() <= Constraint::kMaxBytes) return behind;
+absl::StatusOr<Constraint> ChatPrompt::FormOf(const Constraint& form,
+                                              const Conversation& conversation,
+                                              const Rendered& prompt) const {
+  ConstraintOptions options{.several = conversation.parallel_tool_calls};
+  if (MayThink(conversation, prompt)) {
+    options.reasoning = reasoning_;
+    options.begins_in_reasoning = prompt.in_reasoning;
+  }
+  const ToolFormat* const format = OutputOf(conversation).tools;
+  if (options.reasoning == nullptr && format == nullptr) return form;
+  const std::vector<CallableTool> tools = CallableTools(conversation);
+  if (format != nullptr) {
+    // Their parameters are checked by themselves; the form has been.
+    const auto calls = StructuralTagConstraintFromText(ToolConstraint(*format, tools, {}));
+    if (!calls.ok()) {
+      return WithField(InvalidArgument("no call of these tools can be enforced, as structured "
+                                       "output needs it: ",
+                                       std::string(calls.status().message())),
+                       "tools", kUnsupportedField);
+    }
+  }
+  Constraint whole = FormConstraint(form, format, tools, options, control_markers_);
+  if (whole.text.size() <= Constraint::kMaxBytes) return whole;
   return InvalidField("response_format",
-                      Cat("the form of the answer has ", behind.text.size(),
-                          " bytes with the model's thoughts in front of it; at most ",
-                          Constraint::kMaxBytes, " are allowed"));
+                      Cat("the form of the answer has ", whole.text.size(), " bytes with ",
+                          format == nullptr ? "the model's thoughts in front of it"
+                                            : "the calls that may come in its place",
+                          "; at most ", Constraint::kMaxBytes, " are allowed"));
 }
 
 absl::StatusOr<ThinkingLimit> ChatPrompt::LimitOf(std::uint32_t budget,

@@ -89,10 +89,10 @@ absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
   absl::StatusOr<Constraint> constraint = form;
   if (conversation.must_call()) {
     constraint = chat_prompt_.ConstraintOf(conversation, in_reasoning);
-  } else if (form && chat_prompt_.MayThink(conversation, *rendered)) {
-    constraint = chat_prompt_.FormBehindThoughts(form, *rendered);
   } else if (form) {
-    in_reasoning = false;  // the form begins with the answer
+    constraint = chat_prompt_.FormOf(form, conversation, *rendered);
+    // Without thoughts the form begins with the answer.
+    in_reasoning = in_reasoning && chat_prompt_.MayThink(conversation, *rendered);
   }
   if (!constraint.ok()) return constraint.status();
   auto prompt =

@@ -286,8 +286,10 @@ absl::Status CheckAllowed(const ApiRequest& api, const ModelLimits& model) {
 absl::Status CheckConstraint(const ApiRequest& api, const ModelLimits& model) {
   const auto* conversation = std::get_if<Conversation>(&api.prompt);
   const bool must_call = conversation != nullptr && conversation->must_call();
-  if (api.constraint && conversation != nullptr && conversation->offers_tools()) {
-    return Unsupported("tools", "tools are not supported with structured output");
+  if (api.constraint && must_call) {
+    return Unsupported("tool_choice",
+                       "a tool_choice that makes the model call a tool is not supported with "
+                       "structured output, which such an answer has no place for");
   }
   if (!api.constraint && !must_call) return absl::OkStatus();
   const bool other_stops = std::any_of(

@@ -15,8 +15,10 @@ namespace {
 
 OutputOptions OutputOf(const GenerationImpl::Environment& environment, const ApiRequest& api) {
   const auto* conversation = std::get_if<Conversation>(&api.prompt);
-  return conversation == nullptr ? OutputOptions()
-                                 : environment.chat_prompt->OutputOf(*conversation);
+  if (conversation == nullptr) return {};
+  OutputOptions options = environment.chat_prompt->OutputOf(*conversation);
+  options.text_or_calls = static_cast<bool>(api.constraint);
+  return options;
 }
 
 bool IncludesReasoning(const ApiRequest& api) {

@@ -162,15 +162,21 @@ def model_with(template, path):
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    """OpenAI's client of the real server, whose model sees tools."""
+def server(tmp_path_factory):
+    """The real server, whose model sees tools."""
     folder = tmp_path_factory.mktemp("tools")
     model_with(TEMPLATE, folder / "model.gguf")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLOTILLA_MODEL", str(folder / "model.gguf"))
-        with Server(folder) as server, openai.OpenAI(
-                base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            yield client.chat.completions
+        with Server(folder) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def chat(server):
+    """OpenAI's client of that server."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client.chat.completions
 
 
 def only_call(choice):
@@ -205,6 +211,28 @@ def test_beams_call_as_the_schema_says(chat):
         parallel_tool_calls=False, tool_choice="required", extra_body={"use_beam_search": True})
     first, second = map(only_call, answer.choices)
     assert (first.name, first.arguments) != (second.name, second.arguments)
+
+
+@pytest.mark.parametrize("begin", ["{", "<"])
+def test_an_answer_has_its_form_or_is_a_call(server, chat, begin):
+    """The model may answer or call a tool, and either is as its schema says. A bias makes it begin one of them."""
+    place = {"type": "object", "required": ["city"], "additionalProperties": False,
+             "properties": {"city": {"enum": ["Lyon", "Nice"]}}}
+    token, = server.post("/tokenize", model=MODEL, prompt=begin)["tokens"]
+    fields = dict(
+        model=MODEL, messages=[WISH], tools=[WEATHER, LAMP], max_tokens=200, parallel_tool_calls=False,
+        logit_bias={str(token): 100}, response_format={
+            "type": "json_schema", "json_schema": {"name": "place", "schema": place, "strict": True}})
+    for seed in range(4):
+        choice = chat.create(**fields, seed=seed).choices[0]
+        if begin == "<":
+            only_call(choice)
+            continue
+        assert choice.finish_reason == "stop" and choice.message.tool_calls is None
+        jsonschema.validate(json.loads(choice.message.content), place)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chat.create(
+        **fields, seed=seed, stream=True))
+    assert streamed == (choice.message.content or "")
 
 
 def test_a_round_trip_with_the_model(chat):

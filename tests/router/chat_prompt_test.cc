@@ -248,6 +248,27 @@ TEST(ChatPrompt, KnowsTheTokensOfMarkers) {
   EXPECT_FALSE(is_marker("</think>", chat));
 }
 
+TEST(ChatPrompt, AFormLeavesRoomForCalls) {
+  const Prompt prompt(testing::kHermesTemplate);
+  const Constraint form{Constraint::Kind::kRegex, "a"};
+  const auto made = [&](const Conversation& chat) {
+    return (*prompt).FormOf(form, chat, *(*prompt).Render(chat));
+  };
+  Conversation chat = WithTool();
+  chat.tools.front().parameters = R"({"type":"object"})";
+  const std::string call = R"({\"name\": \")" + chat.tools.front().name;
+  EXPECT_NE(made(chat)->text.find(call), std::string::npos) << made(chat)->text;
+  EXPECT_NE(made(chat)->text.find(R"("stop_after_first":false)"), std::string::npos);
+  chat.parallel_tool_calls = false;
+  EXPECT_EQ(made(chat)->text.find(R"("stop_after_first":false)"), std::string::npos);
+  chat.tools.front().parameters = R"({"type":"object","properties":{"a":{"not":{}}}})";
+  EXPECT_EQ(ErrorField(made(chat).status()), "tools");
+  EXPECT_NE(made(chat).status().message().find("as structured output needs it"),
+            absl::string_view::npos);
+  chat.tool_choice = ToolChoice::kNone;
+  EXPECT_EQ(made(chat)->text.find(call), std::string::npos);
+}
+
 TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   const Prompt prompt(
       "{% for m in messages %}{{ m.content }}{% endfor %}{% if start == 'open' %}<seed:think>\n"
@@ -261,7 +282,7 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   const auto behind = [&](const std::string& start) {
     const auto [chat, end] = rendered(start);
     EXPECT_TRUE((*prompt).MayThink(chat, end)) << start;
-    return (*prompt).FormBehindThoughts(form, end)->text;
+    return (*prompt).FormOf(form, chat, end)->text;
   };
   EXPECT_NE(behind("").find("optional"), std::string::npos);
   EXPECT_EQ(behind("open").find("optional"), std::string::npos);
@@ -271,12 +292,10 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   std::tie(chat, end) = rendered("");
   chat.split_reasoning = false;
   EXPECT_FALSE((*prompt).MayThink(chat, end));
-  EXPECT_EQ(ErrorField((*prompt)
-                           .FormBehindThoughts({Constraint::Kind::kRegex,
-                                                std::string(Constraint::kMaxBytes - 9, 'a')},
-                                               end)
-                           .status()),
-            "response_format");
+  EXPECT_EQ((*prompt).FormOf(form, chat, end)->text, form.text);
+  chat.split_reasoning = true;
+  const Constraint large{Constraint::Kind::kRegex, std::string(Constraint::kMaxBytes - 9, 'a')};
+  EXPECT_EQ(ErrorField((*prompt).FormOf(large, chat, end).status()), "response_format");
   // No limit ends with several tokens.
   EXPECT_EQ(ErrorField((*prompt).LimitOf(5, end).status()), "thinking_token_budget");
   // Markers that are control tokens are named.
@@ -285,7 +304,7 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   ASSERT_TRUE((*control).MayThink(chat, end));
   const TokenId id = TestTokenizer().Encode("</think>", {.parse_special = true})->at(0);
   const std::string named = R"("end":{"type":"token","token":)" + std::to_string(id) + "}";
-  const Constraint behind_control = *(*control).FormBehindThoughts(form, end);
+  const Constraint behind_control = *(*control).FormOf(form, chat, end);
   EXPECT_NE(behind_control.text.find(named), std::string::npos) << behind_control.text;
   EXPECT_EQ(behind_control.text.find("think>"), std::string::npos) << behind_control.text;
   EXPECT_EQ((*control).LimitOf(5, end)->begin.size(), 1u);

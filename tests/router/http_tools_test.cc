@@ -256,8 +256,30 @@ TEST_F(ToolsTest, RefusalsNameTheField) {
       << error;
   error = Ask(kTools + required + R"(,"stop":"x")").json()["error"];
   EXPECT_EQ(error["param"], "stop");
-  error = Ask(std::string(kTools) + R"(,"response_format":{"type":"json_object"})").json()["error"];
-  EXPECT_EQ(error["param"], "tools");
+  error = Ask(kTools + required + R"(,"response_format":{"type":"json_object"})").json()["error"];
+  EXPECT_EQ(error["param"], "tool_choice");
+  EXPECT_EQ(error["code"], "unsupported_field");
+}
+
+TEST_F(ToolsTest, AFormIsTheAnswerOrThereAreCalls) {
+  const std::string call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+  const std::string more = std::string(kTools) + R"(,"response_format":{"type":"json_object"})";
+  Say(call);
+  json choice = Ask(more).json()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"]["tool_calls"].size(), 1u);
+  const Constraint constraint = engine_->submitted().back().sampling.constraint;
+  EXPECT_EQ(constraint.kind, Constraint::Kind::kStructuralTag);
+  for (const char* part : {R"("type":"or")", R"({\"name\": \"add\")", R"({\"name\": \"now\")"}) {
+    EXPECT_NE(constraint.text.find(part), std::string::npos) << constraint.text;
+  }
+  // A string of the form may have the text of a call.
+  const std::string form = json{{"a", call}}.dump();
+  Say(form);
+  choice = Ask(more).json()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["message"]["content"], form);
+  EXPECT_FALSE(choice["message"].contains("tool_calls"));
 }
 
 TEST_F(ToolsTest, ACallThatMustComeIsAConstraint) {

@@ -210,8 +210,26 @@ TEST(OutputParser, MixedUpAnswersGiveTheSame) {
       pieces.push_back(text.substr(at, size));
       at += size;
     }
-    EXPECT_EQ(Parse(base.options, pieces), Parse(base.options, {text})) << "seed " << seed << text;
+    OutputOptions options = base.options;
+    options.text_or_calls = seed % 2 == 1;
+    EXPECT_EQ(Parse(options, pieces), Parse(options, {text})) << "seed " << seed << text;
   }
+}
+
+// An answer of a form may have text like a call within.
+TEST(OutputParser, TextOfAFormHasNoCalls) {
+  const std::string call = R"(<tool_call>{"name": "f", "arguments": {}}</tool_call>)";
+  const OutputOptions options{.tools = Named(ToolFormats(), "hermes"), .text_or_calls = true};
+  for (const std::string& text : {"[\"<to\", \"" + call + "\"]", "\n [1,\n " + call + " ]",
+                                  "<tool_call>[2]</tool_call>" + call}) {
+    const Message whole = Parse(options, {text});
+    EXPECT_EQ(whole.content, text);
+    EXPECT_TRUE(whole.calls.empty()) << text;
+    for (std::size_t at = 0; at <= text.size(); ++at) {
+      EXPECT_EQ(Parse(options, {text.substr(0, at), text.substr(at)}), whole) << text << at;
+    }
+  }
+  EXPECT_EQ(Parse(options, {"\n" + call + "\n" + call}).calls.size(), 2u);
 }
 
 TEST(OutputParser, ComesAsSoonAsItIsCertain) {

@@ -73,7 +73,8 @@ TEST(ToolConstraint, SectionsAndThoughtsAreAround) {
 TEST(ToolConstraint, AFormComesBehindThoughts) {
   using Kind = Constraint::Kind;
   const auto behind = [](const Constraint& form, const std::string& reasoning, bool begun) {
-    const Constraint made = BehindThoughts(form, Reasoning(reasoning), begun);
+    const Constraint made = FormConstraint(
+        form, nullptr, {}, {.reasoning = &Reasoning(reasoning), .begins_in_reasoning = begun});
     EXPECT_EQ(made.kind, Kind::kStructuralTag);
     return json::parse(made.text)["format"]["elements"];
   };
@@ -91,9 +92,34 @@ TEST(ToolConstraint, AFormComesBehindThoughts) {
   const std::string format = R"({"type":"const_string","value":"a}"})";
   parts = behind({Kind::kStructuralTag, R"({"type":"structural_tag","format":)" + format + "}"},
                  "openai", false);
-  EXPECT_EQ(parts[0]["elements"][0]["content"]["end"], "<|end|><|start|>assistant");
-  EXPECT_EQ(parts[0]["elements"][1]["value"], "<|channel|>final<|message|>");
-  EXPECT_EQ(parts[1], json::parse(format));
+  EXPECT_EQ(parts[0]["content"]["end"], "<|end|><|start|>assistant");
+  EXPECT_EQ(parts[1]["elements"][0]["value"], "<|channel|>final<|message|>");
+  EXPECT_EQ(parts[1]["elements"][1], json::parse(format));
+}
+
+TEST(ToolConstraint, CallsMayComeInPlaceOfAForm) {
+  const Constraint schema{Constraint::Kind::kJsonSchema, R"({"type":"object"})"};
+  const json form = {{"type", "json_schema"}, {"json_schema", json::parse(schema.text)}};
+  const CallableTool tools[] = {kAdd, kNow};
+  const auto made = [&](const char* format, const ConstraintOptions& options) {
+    return json::parse(
+        FormConstraint(schema, &ToolFormatOf(format), tools, options).text)["format"];
+  };
+  const auto calls = [&](const char* format, bool several) {
+    return json::parse(ToolConstraint(ToolFormatOf(format), tools, {.several = several}))["format"];
+  };
+  json answer = made("hermes", {.several = true});
+  EXPECT_EQ(answer["type"], "or");
+  EXPECT_EQ(answer["elements"], json::array({form, calls("hermes", true)}));
+  answer = made("hermes", {.reasoning = &Reasoning("think")});
+  EXPECT_EQ(answer["type"], "sequence");
+  EXPECT_EQ(answer["elements"][0]["type"], "optional");
+  EXPECT_EQ(answer["elements"][1]["elements"], json::array({form, calls("hermes", false)}));
+  // The header of an answer's message belongs to the form; calls have their own.
+  answer = made("openai", {.reasoning = &Reasoning("openai")})["elements"][1];
+  EXPECT_EQ(answer["elements"][0]["elements"][0]["value"], "<|channel|>final<|message|>");
+  EXPECT_EQ(answer["elements"][0]["elements"][1], form);
+  EXPECT_EQ(answer["elements"][1], calls("openai", false));
 }
 
 TEST(ToolConstraint, ArgumentsMayBeInXml) {

@@ -41,6 +41,8 @@ struct OutputOptions {
   bool begins_in_reasoning = false;            // the prompt has the begin of the thoughts
   std::vector<std::string> tool_names;         // that the model may call
   bool one_call = false;                       // the answer ends with its first call
+  // The answer is either text or calls, so text that has begun has none.
+  bool text_or_calls = false;
   // Of the tools, for formats in XML; null: nothing is known of them.
   std::shared_ptr<const ArgumentTypes> argument_types = nullptr;
 };

@@ -92,7 +92,10 @@ void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
 
 void TaggedParser::ReadContent(char c, std::vector<OutputEvent>& events) {
   std::string free;
-  if (options_.tools == nullptr) return AddText(Kind::kContent, {&c, 1}, events);
+  if (!calls_may_come()) {
+    AddText(Kind::kContent, scanner_.Take(), events);  // what might have been a marker
+    return AddText(Kind::kContent, {&c, 1}, events);
+  }
   const ToolFormat& tools = *options_.tools;
   const std::array<std::string_view, 5> markers{tools.begin, tools.xml.name_begin,
                                                 tools.section_begin, tools.section_end,
@@ -147,7 +150,7 @@ void TaggedParser::AddText(Kind kind, std::string_view text, std::vector<OutputE
     AddEvent(kind, {&c, 1}, 0, events);
   }
   // It is held back only where a marker may follow.
-  if (kind == Kind::kContent && options_.tools == nullptr && !after_marker_) {
+  if (kind == Kind::kContent && !calls_may_come() && !after_marker_) {
     AddEvent(kind, std::exchange(spaces_, {}), 0, events);
   }
 }

@@ -41,6 +41,9 @@ class TaggedParser final : public OutputParser {
   void ReadCall(char c, std::vector<OutputEvent>& events);
   // What `undecided_` holds is read again, as content; its first `literal_` bytes are no marker.
   void GiveUpCall(std::vector<OutputEvent>& events);
+  bool calls_may_come() const {
+    return options_.tools != nullptr && !(options_.text_or_calls && has_content_);
+  }
   void AddText(OutputEvent::Kind kind, std::string_view text, std::vector<OutputEvent>& events);
 
   const OutputOptions options_;

@@ -63,7 +63,7 @@ std::string Thoughts(const ReasoningFormat& reasoning, bool begins_in_reasoning)
 }
 
 // The constraint as a format of a structural tag.
-std::string FormatOf(const Constraint& constraint) {
+std::string FormOf(const Constraint& constraint) {
   constexpr std::string_view kTag = R"({"type":"structural_tag","format":)";
   const std::string_view text = constraint.text;
   switch (constraint.kind) {
@@ -91,16 +91,28 @@ std::string ToolConstraint(const ToolFormat& format, std::span<const CallableToo
   return Cat(R"({"type":"structural_tag","format":)", calls, "}");
 }
 
-Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoning,
-                          bool begins_in_reasoning, const std::vector<ControlToken>& tokens) {
-  std::string before = Thoughts(reasoning, begins_in_reasoning);
-  if (!reasoning.answer_header.empty()) {
-    before = Sequence(before, Cat(R"({"type":"const_string","value":)",
-                                  JsonQuoted(reasoning.answer_header), "}"));
+Constraint FormConstraint(const Constraint& form, const ToolFormat* format,
+                          std::span<const CallableTool> tools, const ConstraintOptions& options,
+                          const std::vector<ControlToken>& tokens) {
+  const auto named = [&tokens](const std::string& text) {
+    return WithControlTokens(OrderedJson::parse(text), tokens).dump();
+  };
+  std::string answer = FormOf(form);
+  const ReasoningFormat* const reasoning = options.reasoning;
+  if (reasoning != nullptr && !reasoning->answer_header.empty()) {
+    answer = Sequence(
+        named(Cat(R"({"type":"const_string","value":)", JsonQuoted(reasoning->answer_header), "}")),
+        answer);
   }
-  before = WithControlTokens(OrderedJson::parse(before), tokens).dump();
+  if (format != nullptr) {
+    answer = Cat(R"({"type":"or","elements":[)", answer, ",",
+                 named(Calls(*format, tools, options.several)), "]}");
+  }
+  if (reasoning != nullptr) {
+    answer = Sequence(named(Thoughts(*reasoning, options.begins_in_reasoning)), answer);
+  }
   return {Constraint::Kind::kStructuralTag,
-          Cat(R"({"type":"structural_tag","format":)", Sequence(before, FormatOf(form)), "}")};
+          Cat(R"({"type":"structural_tag","format":)", answer, "}")};
 }
 
 }  // namespace flotilla::router

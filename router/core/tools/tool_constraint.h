@@ -1,5 +1,5 @@
-// What a grammar must enforce so that a model calls a tool, or thinks before an answer of a form.
-// Pure.
+// What a grammar must enforce so that a model calls a tool, or thinks before an answer of a form,
+// or gives that or calls. Pure.
 #pragma once
 
 #include <span>
@@ -31,10 +31,12 @@ struct ConstraintOptions {
 std::string ToolConstraint(const ToolFormat& format, std::span<const CallableTool> tools,
                            const ConstraintOptions& options);
 
-// A form of answers (constraints.h, json_schema.h) with thoughts of the model in front of it, which
-// must come where the prompt has begun them and may come elsewhere. The text may have more than
-// Constraint::kMaxBytes.
-Constraint BehindThoughts(const Constraint& form, const ReasoningFormat& reasoning,
-                          bool begins_in_reasoning, const std::vector<ControlToken>& tokens = {});
+// A form of answers (constraints.h, json_schema.h) in a whole answer. Thoughts of the model are in
+// front of it, if it has any: they must come where the prompt has begun them and may come
+// elsewhere. Calls of `tools`, written as `format` says, may come in place of the form; null: there
+// are none. The text may have more than Constraint::kMaxBytes.
+Constraint FormConstraint(const Constraint& form, const ToolFormat* format,
+                          std::span<const CallableTool> tools, const ConstraintOptions& options,
+                          const std::vector<ControlToken>& tokens = {});
 
 }  // namespace flotilla::router
