@@ -340,7 +340,9 @@ void GenerationImpl::Handle(const RequestEnd& event) {
 void GenerationImpl::CountRefusal(const absl::Status& status) {
   if (absl::IsDeadlineExceeded(status)) return CountDeadline();
   const bool late_refusal = absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
-  if (late_refusal || (!tracker_ && !status.ok())) environment_.metrics->OnRefused(status);
+  if (late_refusal || (!tracker_ && !status.ok())) {
+    environment_.metrics->OnRefused(status, environment_.engine->Load().draining);
+  }
 }
 
 bool GenerationImpl::AllChoicesAreWhole() const {

@@ -32,6 +32,8 @@ RouterMetrics::RouterMetrics(Metrics& metrics, const Metrics::Labels& labels)
       refused_queue_full_(Refused(metrics, labels, "queue_full")),
       refused_limit_(Refused(metrics, labels, "rate_limit")),
       refused_draining_(Refused(metrics, labels, "draining")),
+      refused_unavailable_(Refused(metrics, labels, "unavailable")),
+      refused_connections_(Refused(metrics, labels, "connections")),
       refused_too_long_(Refused(metrics, labels, "too_long")),
       refused_deadline_(Refused(metrics, labels, "deadline")),
       refused_invalid_(Refused(metrics, labels, "invalid")),
@@ -63,13 +65,15 @@ void RouterMetrics::OnStarted() {
 
 void RouterMetrics::OnEnded() { in_flight_.Decrement(); }
 
-void RouterMetrics::OnRefused(const absl::Status& status) {
+void RouterMetrics::OnConnectionRefused() { refused_connections_.Increment(); }
+
+void RouterMetrics::OnRefused(const absl::Status& status, bool draining) {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
       return (ErrorCode(status) == kRateLimitExceeded ? refused_limit_ : refused_queue_full_)
           .Increment();
     case absl::StatusCode::kUnavailable:
-      return refused_draining_.Increment();
+      return (draining ? refused_draining_ : refused_unavailable_).Increment();
     case absl::StatusCode::kOutOfRange:
       return refused_too_long_.Increment();
     case absl::StatusCode::kDeadlineExceeded:

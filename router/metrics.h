@@ -21,8 +21,10 @@ class RouterMetrics {
   // A valid request begins, and is over. Each request makes one call of each.
   void OnStarted();
   void OnEnded();
-  // A request was refused, by the validator, a queue or the engine.
-  void OnRefused(const absl::Status& status);
+  // A request was refused, by the validator, a queue or the engine, which drains or does not.
+  void OnRefused(const absl::Status& status, bool draining = false);
+  // There were too many connections for another one.
+  void OnConnectionRefused();
   // The time from Start to the first token of any choice.
   void OnFirstToken(std::int64_t elapsed_ns);
   // The time between two deltas of one choice, divided by the tokens of the later one.
@@ -41,6 +43,8 @@ class RouterMetrics {
   Counter& refused_queue_full_;
   Counter& refused_limit_;
   Counter& refused_draining_;
+  Counter& refused_unavailable_;
+  Counter& refused_connections_;
   Counter& refused_too_long_;
   Counter& refused_deadline_;
   Counter& refused_invalid_;

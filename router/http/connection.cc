@@ -175,7 +175,7 @@ void Connection::Parse() {
   while (true) {
     switch (reader_->Read(input_)) {
       case RequestReader::Step::kMore:
-        if (input_ended_) return Close();
+        if (input_ended_) return RefusePart();
         return request_.upload == nullptr ? Read() : PassBody();
       case RequestReader::Step::kHead:
         if (!OnHead()) return;
@@ -302,6 +302,13 @@ void Connection::Refuse(HttpRefusal refusal) {
   Read();
 }
 
+void Connection::RefusePart() {
+  Refuse({.status = 400,
+          .body = ErrorJson(absl::InvalidArgumentError(
+              "the request is not whole: its sender has closed the connection in the middle")),
+          .headers = {}});
+}
+
 void Connection::RefuseForMemory() {
   const absl::Status status = absl::UnavailableError("the server has no memory for this body now");
   Refuse({.status = 503, .body = ErrorJson(status), .headers = {{"retry-after", "1"}}});
@@ -330,6 +337,7 @@ void Connection::RefuseSlowBody() {
 
 void Connection::OnInputEnd() {
   input_ended_ = true;
+  if (state_ == State::kReadingHead || state_ == State::kReadingBody) return RefusePart();
   if (state_ != State::kServing && state_ != State::kFlushing) return Close();
   if (input_.empty()) keep_alive_ = false;
   // A peer that still reads looks like one that has gone, until the latter sends a reset.

@@ -143,6 +143,7 @@ class Connection final : public HttpReply,
   void OnRequest();
   // Ends reading in mid-request: the refusal is sent, and then the connection is closed.
   void Refuse(HttpRefusal refusal);
+  void RefusePart();
   void RefuseForMemory();
   // The peer will send nothing more.
   void OnInputEnd();

@@ -33,9 +33,12 @@ std::optional<bool> ObjectReader::Bool(std::string_view name) {
 std::optional<std::int64_t> ObjectReader::Int(std::string_view name) {
   const Json* value = Value(name);
   if (value == nullptr) return std::nullopt;
-  if (value->is_number_unsigned() &&
-      value->get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
-    FailField(name, "is too large");
+  // An integer that no 64 bits hold is a double here.
+  const double real = value->is_number_float() ? value->get<double>() : 0;
+  const bool above = value->is_number_unsigned() &&
+                     value->get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max();
+  if (above || real >= 0x1p63 || real < -0x1p63) {
+    FailField(name, real < 0 ? "is too small" : "is too large");
     return std::nullopt;
   }
   if (value->is_number_integer()) return value->get<std::int64_t>();

@@ -60,6 +60,7 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
   model_ = prompts.front().api().model;
   const auto count = static_cast<std::uint32_t>(prompts.size());
   n_ = static_cast<std::uint32_t>(*prompts.front().api().n);
+  waits_ = !prompts.front().api().timeout_absent;
   const bool return_token_ids = prompts.front().api().return_token_ids;
   for (std::uint32_t i = 0; i < count; ++i) {
     prompts_.push_back(std::make_unique<Prompt>(this, i));
@@ -118,11 +119,15 @@ void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
 
 void OpenAiExchange::Prompt::OnAccepted() {
   exchange_->Guarded([&] {
-    if (exchange_->over_) return;
-    exchange_->Begin();
-    exchange_->answer_->Start(index_, exchange_->out_);
+    if (exchange_->over_ || exchange_->waits_) return;
+    Open();
     exchange_->Write();
   });
+}
+
+void OpenAiExchange::Prompt::Open() {
+  exchange_->Begin();
+  if (!std::exchange(open_, true)) exchange_->answer_->Start(index_, exchange_->out_);
 }
 
 void OpenAiExchange::Prompt::OnPromptScores(::flotilla::router::PromptScores scores) {
@@ -132,6 +137,7 @@ void OpenAiExchange::Prompt::OnPromptScores(::flotilla::router::PromptScores sco
 void OpenAiExchange::Prompt::OnDelta(Delta delta) {
   exchange_->Guarded([&] {
     if (exchange_->over_) return;
+    Open();
     exchange_->answer_->Add(index_, delta, exchange_->out_);
     exchange_->Write();
   });
@@ -140,6 +146,9 @@ void OpenAiExchange::Prompt::OnDelta(Delta delta) {
 void OpenAiExchange::Prompt::OnChoiceEnd(const ChoiceEnd& end) {
   exchange_->Guarded([&] {
     if (exchange_->over_ || end.reason == FinishReason::kError) return;
+    // The status of OnDone is the whole answer.
+    if (end.reason == FinishReason::kDeadline && !exchange_->begun_) return;
+    Open();
     exchange_->answer_->Finish(index_, end, exchange_->out_);
     exchange_->Write();
   });

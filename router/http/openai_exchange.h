@@ -51,8 +51,12 @@ class OpenAiExchange final : public HttpExchange {
     void OnDone(const GenerationEnd& end) override;
 
    private:
+    // The answer to this prompt begins.
+    void Open();
+
     OpenAiExchange* const exchange_;
     const std::uint32_t index_;
+    bool open_ = false;
     std::string text_;  // of the prompt, when the client sent text and wants echo
     std::unique_ptr<Generation> generation_;
   };
@@ -82,6 +86,8 @@ class OpenAiExchange final : public HttpExchange {
   std::uint32_t running_ = 0;
   std::size_t prompt_logprobs_ = 0;
   std::uint32_t n_ = 1;
+  // The head of a stream comes with its first token, not before: until then 504 can be the answer.
+  bool waits_ = false;
   bool begun_ = false;
   bool over_ = false;                             // answered in full, or failed
   std::vector<std::unique_ptr<Prompt>> prompts_;  // last: they use the rest

@@ -98,6 +98,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       connections_.insert(connection);
       const bool full = shared_.connections.fetch_add(1) >= options_.max_connections && !MakeRoom();
       if (full || stopping_) {
+        if (options_.refusals != nullptr) options_.refusals->OnConnectionRefused();
         connection->Reject(503, shared_.too_many_connections);
       } else {
         if (lists_.handshake.size() >= kMaxHandshakes) lists_.handshake.front().Close();
@@ -121,16 +122,19 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   }
 
   // Closes the connection that has kept the server waiting for longest: one that is not encrypted
-  // yet, or idle, or in a request's head, or slow with its body. False: there is none. I/O thread.
+  // yet, or has been idle, or in a request's head, or in its body for too long. False: there is
+  // none. I/O thread.
   bool MakeRoom() {
-    for (ConnectionLists::List* list : {&lists_.handshake, &lists_.idle, &lists_.head}) {
-      if (list->empty()) continue;
+    if (!lists_.handshake.empty()) {
+      lists_.handshake.front().Close();
+      return true;
+    }
+    for (ConnectionLists::List* list : {&lists_.idle, &lists_.head, &lists_.body}) {
+      if (list->empty() || !IsSlow(list->front())) continue;
       list->front().Close();
       return true;
     }
-    if (lists_.body.empty() || !IsSlow(lists_.body.front())) return false;
-    lists_.body.front().Close();
-    return true;
+    return false;
   }
 
   // Dispatcher
@@ -191,7 +195,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   }
   bool IsSlow(const Connection& connection) const {
     return std::chrono::steady_clock::now() - connection.since() >=
-           absl::ToChronoNanoseconds(options_.limits.slow_body);
+           absl::ToChronoNanoseconds(options_.limits.slow_request);
   }
   bool UnsentIsTooMuch() const {
     return shared_.unsent_bytes > static_cast<std::int64_t>(options_.output_memory_bytes);

@@ -13,6 +13,33 @@
 namespace flotilla::router {
 namespace {
 
+// A deadline that is missed before the first token is an error by its status; later, it is an
+// event.
+TEST_F(HttpTest, AStreamWithADeadlineBeginsWithItsFirstToken) {
+  Serve();
+  const auto ask = [&](std::uint32_t tokens, const std::string& more) {
+    engine_->Script({.error = absl::DeadlineExceededError("late"), .error_at = tokens});
+    return Post("/v1/chat/completions",
+                R"({"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5,)"
+                R"("stream":true)" +
+                    more + "}");
+  };
+  const HttpResponse before = ask(0, R"(,"timeout_ms":60000)");
+  EXPECT_EQ(before.status, 504);
+  EXPECT_EQ(before.json()["error"]["code"], "timeout");
+  for (const HttpResponse& response : {ask(2, R"(,"timeout_ms":60000)"), ask(2, ""), ask(0, "")}) {
+    EXPECT_EQ(response.status, 200);
+    const std::vector<std::string> events = response.events();
+    EXPECT_EQ(json::parse(events.front())["choices"][0]["delta"]["role"], "assistant");
+    EXPECT_EQ(json::parse(events.back())["error"]["code"], "timeout");
+  }
+  // One that is in time has its role first, too.
+  Answer("Hello");
+  const auto events = Chat(R"(,"stream":true,"timeout_ms":60000)").events();
+  EXPECT_EQ(json::parse(events.front())["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_EQ(events.back(), "[DONE]");
+}
+
 TEST_F(HttpTest, Chat) {
   Serve();
   Answer("The capital is Paris.");

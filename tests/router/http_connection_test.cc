@@ -164,6 +164,7 @@ TEST_F(HttpTest, TooManyConnectionsAreTurnedAway) {
 TEST_F(HttpTest, TheConnectionIdleLongestGivesWay) {
   Fixture setup;
   setup.http.max_connections = 3;
+  setup.http.limits.slow_request = absl::ZeroDuration();
   Serve(setup);
   HttpClient first(port_), second(port_), third(port_);
   for (HttpClient* one : {&second, &first, &third}) {
@@ -182,10 +183,50 @@ TEST_F(HttpTest, TheConnectionIdleLongestGivesWay) {
   EXPECT_EQ(first.Read().status, 200);
 }
 
+// Who has just connected, or had its answer, may have a request on the way, and would see it lost.
+TEST_F(HttpTest, WhoIsIdleForAMomentKeepsItsPlace) {
+  Fixture setup;
+  setup.http.max_connections = 3;
+  setup.http.limits.slow_request = absl::Hours(1);
+  Serve(setup);
+  HttpClient fresh(port_), answered(port_), sending(port_);
+  EXPECT_EQ(answered.Call("GET", "/health").status, 200);
+  sending.Send("GET /hea");
+  for (int i = 0; i < 3; ++i) {
+    HttpClient more(port_);
+    more.SendRequest("POST", "/v1/completions", R"({"model":"m","prompt":"hi"})");
+    const HttpResponse refused = more.Read();
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.headers.at("retry-after"), "1");
+  }
+  sending.Send("lth HTTP/1.1\r\nhost: localhost\r\n\r\n");
+  EXPECT_EQ(sending.Read().status, 200);
+  EXPECT_EQ(fresh.Call("GET", "/health").status, 200);
+  EXPECT_EQ(answered.Call("GET", "/health").status, 200);
+}
+
+TEST_F(HttpTest, APartOfARequestIsRefused) {
+  Serve();
+  const std::string head =
+      "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90\r\n\r\n";
+  for (const std::string& part : {std::string("GET /hea"), head, head + R"({"model":)"}) {
+    HttpClient client(port_);
+    client.Send(part);
+    client.CloseSending();
+    const HttpResponse response = client.Read();
+    EXPECT_EQ(response.status, 400) << part;
+    EXPECT_NE(response.body.find("is not whole"), std::string::npos) << response.body;
+    EXPECT_TRUE(client.AtEnd());
+  }
+  HttpClient silent(port_);
+  silent.CloseSending();
+  EXPECT_TRUE(silent.AtEnd());
+}
+
 TEST_F(HttpTest, SlowRequestsGiveWayWhereNobodyIsIdle) {
   Fixture setup{.manual = true};
   setup.http.max_connections = 2;
-  setup.http.limits.slow_body = absl::ZeroDuration();
+  setup.http.limits.slow_request = absl::ZeroDuration();
   Serve(setup);
   HttpClient head(port_), body(port_);
   head.Send("GET /hea");
@@ -229,6 +270,7 @@ TEST_F(HttpTest, APeerThatHalfClosesGetsItsAnswer) {
   pipelining.CloseSending();
   EXPECT_EQ(pipelining.Read().status, 200);
   EXPECT_EQ(pipelining.Read().status, 200);
+  EXPECT_EQ(pipelining.Read().status, 400);  // a part of one
   EXPECT_TRUE(pipelining.AtEnd());
 }
 

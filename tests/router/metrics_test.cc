@@ -16,7 +16,10 @@ TEST(RouterMetricsTest, RefusalsAreCountedByReason) {
   Metrics registry(Metrics::Labels{{"model", "m"}});
   RouterMetrics metrics(registry);
   metrics.OnRefused(absl::ResourceExhaustedError("full"));
-  metrics.OnRefused(absl::UnavailableError("draining"));
+  metrics.OnRefused(absl::UnavailableError("draining"), /*draining=*/true);
+  metrics.OnRefused(absl::UnavailableError("no scheduler is there"));
+  metrics.OnRefused(absl::UnavailableError("no memory"));
+  metrics.OnConnectionRefused();
   metrics.OnRefused(absl::OutOfRangeError("long"));
   metrics.OnRefused(absl::InvalidArgumentError("bad"));
   metrics.OnRefused(absl::NotFoundError("model"));
@@ -25,6 +28,8 @@ TEST(RouterMetricsTest, RefusalsAreCountedByReason) {
   const std::string page = registry.Render();
   for (const auto& [reason, count] : {std::pair{"queue_full", "1"},
                                       {"draining", "1"},
+                                      {"unavailable", "2"},
+                                      {"connections", "1"},
                                       {"too_long", "1"},
                                       {"invalid", "2"},
                                       {"deadline", "0"},

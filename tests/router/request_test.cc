@@ -232,6 +232,7 @@ TEST(Request, RefusesByName) {
            {R"(,"stream":1)", "stream", kInvalidValue},
            {R"(,"stream_options":{"include_usage":true})", "stream_options", kInvalidValue},
            {R"(,"stream":true,"stream_options":{"x":1})", "stream_options.x", kUnknownField},
+           {R"(,"max_tokens":99999999999999999999999)", "max_tokens", kInvalidValue},
            {R"(,"timeout_ms":0)", "timeout_ms", kInvalidValue},
            {R"(,"priority":101)", "priority", kInvalidValue},
        }) {
@@ -249,6 +250,9 @@ TEST(Request, RefusesByName) {
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":true)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"logprobs":21)"))), "logprobs");
   EXPECT_EQ(ErrorField(CheckText(Text(R"(,"suffix":"x")"))), "suffix");
+  EXPECT_EQ(CheckText(Text(R"(,"max_tokens":99999999999999999999999)")).message(),
+            "'max_tokens' is too large");
+  EXPECT_EQ(CheckText(Text(R"(,"max_tokens":-1e30)")).message(), "'max_tokens' is too small");
 }
 
 TEST(Request, SequencesAreBounded) {
