@@ -14,6 +14,8 @@ import urllib.error
 import urllib.request
 
 HOST = "127.0.0.1"
+# The flag of each port that a ready file names.
+PORT_FLAGS = {name: f"--{name}-port" for name in ("http", "grpc", "health", "listen", "metrics")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,18 @@ class Member:
         proc = look(child.pid)
         self.pid, self.start = child.pid, proc.start if proc else 0
         return child
+
+    def keep_ports(self):
+        """From now on it is launched with the ports that it had, by which the others know it."""
+        flags = {PORT_FLAGS[name]: port for name, port in self.ports.items()
+                 if self.role != "prometheus"}  # whose address is in its command
+        kept, words = [], iter(self.command)
+        for word in words:
+            if word in flags:
+                next(words, None)  # its value
+            elif word.split("=")[0] not in flags:
+                kept.append(word)
+        self.command = kept + [word for flag, port in flags.items() for word in (flag, str(port))]
 
     def send(self, number):
         send(self.pid, self.start, number)

@@ -245,6 +245,24 @@ def test_up_says_where_everything_is(tmp_path):
         wait_until(lambda: fleet.states() == {
             "worker": "dead", "scheduler": "not ready", "router": "not ready"}, "status tells")
         assert run_fleet("status", tmp_path).returncode == 1
+
+        # It comes back where it was, and so do others. Those that run stay.
+        refused = run_fleet("start", tmp_path, "worker-7")
+        assert refused.returncode == 1 and "the fleet has worker-0, scheduler-0, router-0" in refused.stderr
+        refused = run_fleet("start", tmp_path, "router-0")
+        assert refused.returncode == 1 and "router-0 runs already" in refused.stderr
+        os.kill(fleet.of("router")[0]["pid"], signal.SIGKILL)
+        wait_until(lambda: fleet.states()["router"] == "dead", "the router is dead")
+        again = run_fleet("start", tmp_path)
+        assert again.returncode == 0, again.stderr
+        rows = {row["role"]: row for row in fleet.status()}
+        for before in fleet.rows:
+            now = rows[before["role"]]
+            assert now["state"] == "ready" and now["ports"] == before["ports"], now
+            assert (now["pid"] == before["pid"]) == (before["role"] == "scheduler")
+        answer = subprocess.run(["bash", "-c", f"{curl} -sS"], capture_output=True, timeout=60)
+        assert json.loads(answer.stdout)["choices"], answer
+        fleet.rows = fleet.status()
     assert run_fleet("status", tmp_path).returncode == 1
     assert fleet.status() == []
     wait_until(lambda: not any(os.path.exists(f"/proc/{row['pid']}") for row in fleet.rows),
