@@ -578,10 +578,52 @@ TEST(TinyLayouts, MatricesMayBeQuantizedAtLoad) {
   }
 }
 
-// Experts with integer products: three splits, of which the last is short.
-TEST(TinyLayouts, ExpertsMayBeQuantised) {
-  ExpectTheSameBitsOf({.heads = 6, .kv_heads = 3, .ffn = 160, .experts = 5});
+// Each type of GGUF files, in a dense model and in one with experts, of three splits.
+class WeightTypesTest : public ::testing::TestWithParam<std::pair<model::GgmlType, bool>> {};
+
+TEST_P(WeightTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
+  const auto [type, experts] = GetParam();
+  const uint32_t block = model::InfoOf(type).block_elements;
+  TinyModelOptions options = {.hidden = 192,
+                              .heads = 6,
+                              .kv_heads = 3,
+                              .head_dim = 32,
+                              .ffn = 320,
+                              .matrix_type = type,
+                              .embedding_type = type};
+  if (block == 256) {
+    options.hidden = 256;
+    options.heads = 12;
+    options.head_dim = 64;
+    options.ffn = 768;
+  }
+  if (experts) {
+    options.experts = 5;
+    options.ffn = block == 256 ? 256 : block == 64 ? 192 : 160;  // and so a short split
+  }
+  ExpectTheSameBitsOf(options);
 }
+
+// With FLOTILLA_LONG=1 all of them, and else those that no other test here has.
+std::vector<std::pair<model::GgmlType, bool>> WeightTypes() {
+  using enum model::GgmlType;
+  if (!LongTests()) {
+    return {{kF16, false},  {kQ4_0, false}, {kQ5_0, false}, {kQ5_1, false},
+            {kQ8_0, false}, {kQ8_0, true},  {kQ6_K, true}};
+  }
+  std::vector<std::pair<model::GgmlType, bool>> all;
+  for (const auto type : {kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K,
+                          kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS, kMXFP4, kNVFP4}) {
+    for (const bool experts : {false, true}) all.emplace_back(type, experts);
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gguf, WeightTypesTest, ::testing::ValuesIn(WeightTypes()),
+                         [](const auto& info) {
+                           return std::string(model::GgmlTypeName(info.param.first)) +
+                                  (info.param.second ? "_experts" : "");
+                         });
 
 }  // namespace
 }  // namespace flotilla::testing

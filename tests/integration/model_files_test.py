@@ -49,12 +49,12 @@ def resident_bytes(pids, *names):
                for page in pages for name in names or ("RssAnon", "RssFile"))
 
 
-def serve(path, ranks, directory, monkeypatch):
+def serve(path, ranks, directory, monkeypatch, *flags):
     """The answers to the prompts, with log-probabilities, and the resident bytes of the ranks when
     they are ready."""
     monkeypatch.setenv("FLOTILLA_MODEL", str(path))
     directory.mkdir()
-    with Fleet(directory, extra={"worker": [*FLAGS, "--tp", str(ranks)]}) as fleet:
+    with Fleet(directory, extra={"worker": [*FLAGS, *flags, "--tp", str(ranks)]}) as fleet:
         pids, _ = fleet.worker.members()
         assert len(pids) == ranks
         resident = resident_bytes(pids)
@@ -101,6 +101,46 @@ def test_every_container_gives_the_same_bits_and_keeps_two_bytes(models, tmp_pat
             print(f"{name}, {ranks} ranks: {ratio:.3f} times the layers of the folder")
             # 0.8: the weights are there at all.
             assert 0.8 <= ratio <= MOST_RESIDENT, (name, ranks)
+
+
+# Of a weight of the layers in memory, scales included (docs/formats.md). Rows of 576 are no multiples of 256, so of
+# q4_k and q6_k only the down products have the K type.
+DOWN = 1536 / (2 * 576 + 2 * 192 + 3 * 1536)  # the share of down's weights
+BITS = {
+    "--type q4_0": 5, "--type q4_1": 5, "--type q5_0": 6, "--type q5_1": 6, "--type q8_0": 8.5,
+    "--type q4_k": DOWN * 4.62 + (1 - DOWN) * 6, "--type q6_k": DOWN * 7 + (1 - DOWN) * 8.5,
+    "--quantize int8": 8.5, "--quantize int4": 5, "--quantize nf4": 5, "--quantize fp8": 8.25,
+    "--method rtn --bits 2 --group-size 64": 3, "--method rtn --bits 3 --group-size 64": 4,
+    "--method rtn --bits 4 --group-size 64": 5, "--method rtn --bits 4 --group-size 64 --zeros": 5,
+    "--method rtn --bits 8 --group-size 64": 9, "--method rtn --bits 8 --activations int8": 9,
+    "--method spqr": 4.56 + 0.32,
+}
+
+
+@pytest.mark.parametrize("how", BITS)
+def test_quantised_weights_take_their_bits(models, how, tmp_path, monkeypatch):
+    """Whether quantize or the server has made them, nothing keeps them in more."""
+    kind, folder = models
+    if kind == "tiny":
+        pytest.skip("its layers are smaller than what else changes in a process")
+    weights = layer_bytes(folder / "folder") / 2
+    text = tmp_path / "calibration.txt"
+    text.write_text(pathlib.Path("README.md").read_text()[:4000])
+    resident = []
+    for number, source in enumerate(["one_layer", "whole"]):
+        gguf = how.startswith("--type")
+        model = folder / {"one_layer": "one_layer", "whole": "model" if gguf else "folder"}[source]
+        flags = [*how.split(), *(["--calibration", text] if "spqr" in how else [])]
+        if gguf:
+            model = model.with_suffix(".gguf")
+        if not how.startswith("--quantize"):
+            made = tmp_path / f"{source}{model.suffix}"
+            subprocess.run([binary(), "quantize", "--model", model, "--out", made, *flags], check=True)
+            model, flags = made, []
+        resident.append(serve(model, 1, tmp_path / str(number), monkeypatch, *flags)[1])
+    bits = (resident[1] - resident[0]) * 8 / weights
+    print(f"{how}: {bits:.2f} bits, {BITS[how]:.2f} wanted")
+    assert 0.8 * BITS[how] <= bits <= MOST_RESIDENT * BITS[how]
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])

@@ -51,6 +51,37 @@ void EncodeQ4_1(std::span<const float> values, std::vector<std::byte>& out) {
   for (size_t j = 0; j < 16; ++j) Put(out, static_cast<uint8_t>(code(j) | code(j + 16) << 4));
 }
 
+// The codes of a block of 32 with five bits: the fifth bits, then nibbles.
+template <typename CodeOf>
+void PutFiveBits(const CodeOf& code, std::vector<std::byte>& out) {
+  uint32_t fifth = 0;
+  for (size_t j = 0; j < 32; ++j) fifth |= static_cast<uint32_t>(code(j) >> 4) << j;
+  Put(out, fifth);
+  for (size_t j = 0; j < 16; ++j) {
+    Put(out, static_cast<uint8_t>((code(j) & 15) | (code(j + 16) & 15) << 4));
+  }
+}
+
+// A block of 32 as model/weights/q5_0.cc reads it.
+void EncodeQ5_0(std::span<const float> values, std::vector<std::byte>& out) {
+  const float scale = Largest(values) / 15;
+  Put(out, model::FloatToHalf(scale));
+  PutFiveBits([&](size_t j) { return scale > 0 ? std::lround(values[j] / scale) + 16 : 16l; }, out);
+}
+
+// A block of 32 as model/weights/q5_1.cc reads it.
+void EncodeQ5_1(std::span<const float> values, std::vector<std::byte>& out) {
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  const float least = *low, scale = (*high - *low) / 31;
+  Put(out, model::FloatToHalf(scale));
+  Put(out, model::FloatToHalf(least));
+  PutFiveBits(
+      [&](size_t j) {
+        return scale > 0 ? std::clamp(std::lround((values[j] - least) / scale), 0l, 31l) : 0l;
+      },
+      out);
+}
+
 // A block of 256 as model/weights/q6_k.cc reads it.
 void EncodeQ6_K(std::span<const float> values, std::vector<std::byte>& out) {
   constexpr size_t kGroups = 16;
@@ -274,6 +305,8 @@ constexpr Encoder kEncoders[] = {
      }},
     {model::GgmlType::kQ4_0, 32, EncodeQ4_0},
     {model::GgmlType::kQ4_1, 32, EncodeQ4_1},
+    {model::GgmlType::kQ5_0, 32, EncodeQ5_0},
+    {model::GgmlType::kQ5_1, 32, EncodeQ5_1},
     {model::GgmlType::kQ8_0, 32, EncodeQ8_0},
     {model::GgmlType::kQ2_K, 256, EncodeQ2_K},
     {model::GgmlType::kQ3_K, 256, EncodeQ3_K},

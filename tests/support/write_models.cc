@@ -5,6 +5,7 @@
 //   DIR/folder                 a Hugging Face folder, its weights rounded to bf16
 //   DIR/one_layer              the same without all layers but the first
 //   DIR/model.gguf             the weights of the folder in BF16
+//   DIR/one_layer.gguf         those of one_layer
 //   DIR/parts-0000N-of-00003.gguf  the same in three parts
 #include <bit>
 #include <cstdio>
@@ -26,11 +27,11 @@ void Write(const std::string& path, const std::vector<std::byte>& bytes) {
   WriteFile(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-void AddMetadata(const model::Checkpoint& llama, const model::ModelSpec& spec,
+void AddMetadata(const model::Checkpoint& llama, const model::ModelSpec& spec, uint32_t layers,
                  GgufBuilder& builder) {
   const model::AttentionSpec& attention = spec.attention();
   builder.AddString("general.architecture", "llama");
-  builder.AddUint32("llama.block_count", static_cast<uint32_t>(spec.layers.size()));
+  builder.AddUint32("llama.block_count", layers);
   builder.AddUint32("llama.context_length", spec.context_length);
   builder.AddUint32("llama.embedding_length", spec.hidden);
   builder.AddUint32("llama.feed_forward_length", spec.ffn().width);
@@ -55,11 +56,17 @@ void AddMetadata(const model::Checkpoint& llama, const model::ModelSpec& spec,
   builder.AddString("tokenizer.chat_template", bundle.chat_template.value_or(""));
 }
 
-// The model with the values that its folder has: matrices in BF16, vectors in F32.
-GgufBuilder Bf16Gguf(const model::Checkpoint& llama, const model::ModelSpec& spec) {
+// The first layers of the model with the values that its folder has: matrices in BF16, vectors in
+// F32.
+GgufBuilder Bf16Gguf(const model::Checkpoint& llama, const model::ModelSpec& spec,
+                     uint32_t layers) {
   GgufBuilder builder;
-  AddMetadata(llama, spec, builder);
+  AddMetadata(llama, spec, layers, builder);
   for (const model::Tensor& tensor : llama.tensors()) {
+    unsigned layer = 0;
+    if (std::sscanf(std::string(tensor.name).c_str(), "blk.%u.", &layer) == 1 && layer >= layers) {
+      continue;
+    }
     std::vector<float> values(tensor.elements());
     if (!model::DequantizeRow(tensor.type, tensor.data, values).ok()) std::abort();
     for (float& value : values) value = std::bit_cast<float>(uint32_t{ToBf16(value)} << 16);
@@ -83,8 +90,10 @@ int Main(const std::string& source, const std::string& folder) {
   if (!spec.ok()) return 1;
   WriteLlamaFolder(**llama, folder + "/folder");
   WriteLlamaFolder(**llama, folder + "/one_layer", 1);
-  const GgufBuilder builder = Bf16Gguf(**llama, *spec);
+  const auto layers = static_cast<uint32_t>(spec->layers.size());
+  const GgufBuilder builder = Bf16Gguf(**llama, *spec, layers);
   Write(folder + "/model.gguf", builder.Build());
+  Write(folder + "/one_layer.gguf", Bf16Gguf(**llama, *spec, 1).Build());
   const auto parts = builder.BuildParts(kParts);
   for (size_t i = 0; i < kParts; ++i) {
     Write(folder + "/" + absl::StrFormat("parts-%05d-of-%05d.gguf", i + 1, kParts), parts[i]);

@@ -2,6 +2,7 @@
 // (tests/data/quantised, made by tests/golden/make/make_quantised.py with those libraries): codes,
 // scales and weights are those of the libraries, bit by bit.
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -143,9 +144,18 @@ TEST(QuantisedLayersTest, ZerosTellGroupsOfOneShapeApart) {
   }
 }
 
-// Panels of any part of a row mean the same, and their codes are those of the library.
+// The scale of a group of a panel, in fp32.
+float ScaleOf(const WeightEncoding& encoding, const WeightRow& row, int group) {
+  if (encoding.scales == WeightEncoding::Scales::kFp32) return row.wide_scales[group];
+  const uint16_t bits = row.scales[group];
+  return encoding.scales == WeightEncoding::Scales::kFp16
+             ? HalfToFloat(bits)
+             : std::bit_cast<float>(uint32_t{bits} << 16);
+}
+
+// Panels of any part of a row mean the same, and their codes and scales are those of the library.
 TEST(QuantisedLayersTest, PanelsHaveTheCodesOfTheirLibraries) {
-  int compared = 0;
+  int compared = 0, scales_compared = 0;
   for (const Case& each : Cases()) {
     SCOPED_TRACE(each.name);
     const auto layer = Open(each);
@@ -155,6 +165,14 @@ TEST(QuantisedLayersTest, PanelsHaveTheCodesOfTheirLibraries) {
     const WeightEncoding encoding = EncodingOf(tensor);
     const bool codes = encoding.numbers == WeightEncoding::Numbers::kCodes;
     std::vector<int16_t> integers(weights.size());
+    // Scales of rows or groups that follow each other; the file's groups are multiples of 32.
+    const Json& shape = each.entry["scales_shape"];
+    const bool has_scales = encoding.order == 0 &&
+                            encoding.scales != WeightEncoding::Scales::kCoded && shape.size() == 2;
+    const int64_t groups = has_scales ? shape[1].get<int64_t>() : 1;
+    int64_t group_size = 32;
+    while ((each.inputs() + group_size - 1) / group_size > groups) group_size += 32;
+    std::vector<float> scales(static_cast<size_t>(each.rows() * groups));
     const auto panel = std::make_unique<WeightPanel>();
     for (int64_t row = 0; row < each.rows(); ++row) {
       const std::vector<int64_t> rows = {row};
@@ -172,6 +190,10 @@ TEST(QuantisedLayersTest, PanelsHaveTheCodesOfTheirLibraries) {
               << row << " " << k;
           const int zero = encoding.has_zeros ? at.zeros[place / encoding.scale_group] : 0;
           integers[row * each.inputs() + k] = static_cast<int16_t>(at.codes[place] - zero);
+          if (has_scales) {
+            scales[row * groups + k / group_size] =
+                ScaleOf(encoding, at, place / encoding.scale_group);
+          }
         }
         begin = end;
       }
@@ -179,8 +201,12 @@ TEST(QuantisedLayersTest, PanelsHaveTheCodesOfTheirLibraries) {
     if (!codes || encoding.values != WeightEncoding::Values::kAll) continue;
     ++compared;
     EXPECT_EQ(testing::Sha256(std::as_bytes(std::span(integers))), each.entry["codes_sha256"]);
+    if (!has_scales) continue;
+    ++scales_compared;
+    EXPECT_EQ(testing::Sha256(std::as_bytes(std::span(scales))), each.entry["scales_sha256"]);
   }
   EXPECT_EQ(compared, 31);
+  EXPECT_EQ(scales_compared, 24);
 }
 
 // What is not read in fp32, and how many bits of the file each weight has.
