@@ -124,9 +124,9 @@ absl::Status WritePage(const std::filesystem::path& path, const std::string& tex
 }
 
 void Say(const quantize::PerplexityReport& each) {
-  std::cout << absl::StrFormat("%s: perplexity %.4f, before %.4f (%+.2f %%); top-5 error %.4f\n",
-                               each.name, each.after, each.before, each.change() * 100,
-                               each.top5_error);
+  std::cout << absl::StrFormat(
+      "%s: perplexity %.4f, before %.4f (%+.2f %% ± %.2f); top-5 error %.4f\n", each.name,
+      each.after, each.before, each.change() * 100, each.uncertainty * 100, each.top5_error);
 }
 
 // What the texts of the flags have been read to.

@@ -1,5 +1,8 @@
 #include "quantize/evaluation.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_format.h"
 #include "model/load_spec.h"
 
@@ -52,22 +55,40 @@ absl::StatusOr<std::vector<PerplexityReport>> Evaluate(const model::Checkpoint& 
     reports.push_back({.name = evaluation.name,
                        .before = reference->perplexity,
                        .after = scores->perplexity,
-                       .top5_error = scores->top5_error});
+                       .top5_error = scores->top5_error,
+                       .uncertainty = UncertaintyOf(reference->next, scores->next)});
   }
   return reports;
+}
+
+double UncertaintyOf(std::span<const double> before, std::span<const double> after) {
+  const size_t count = std::min(before.size(), after.size());
+  if (count < 2) return 0;
+  double sum = 0, squares = 0;
+  for (size_t i = 0; i < count; ++i) sum += before[i] - after[i];
+  const auto n = static_cast<double>(count);
+  const double mean = sum / n;
+  for (size_t i = 0; i < count; ++i) {
+    const double deviation = before[i] - after[i] - mean;
+    squares += deviation * deviation;
+  }
+  return std::exp(mean) * std::sqrt(squares / (n - 1) / n);
 }
 
 std::string PerplexityText(std::span<const PerplexityReport> reports) {
   if (reports.empty()) return "";
   std::string text =
-      "\n| text | perplexity before | after | change | top-5 error |\n|---|---|---|---|---|\n";
+      "\n| text | perplexity before | after | change | ± | top-5 error |\n"
+      "|---|---|---|---|---|---|\n";
   for (const PerplexityReport& each : reports) {
-    absl::StrAppendFormat(&text, "| %s | %.4f | %.4f | %+.2f %% | %.4f |\n", each.name, each.before,
-                          each.after, each.change() * 100, each.top5_error);
+    absl::StrAppendFormat(&text, "| %s | %.4f | %.4f | %+.2f %% | %.2f %% | %.4f |\n", each.name,
+                          each.before, each.after, each.change() * 100, each.uncertainty * 100,
+                          each.top5_error);
   }
   text +=
-      "\nThe top-5 error is the mean change of log-probabilities: of the five tokens that are the "
-      "most\nprobable ones before, at each place of the text.\n";
+      "\n± is the standard error of the change. The top-5 error is the mean change of\n"
+      "log-probabilities: of the five tokens that are the most probable ones before, at each place "
+      "of the\ntext.\n";
   return text;
 }
 

@@ -27,6 +27,9 @@ struct PerplexityReport {
   double before = 0;
   double after = 0;
   double top5_error = 0;  // of the log-probabilities (TextScores)
+  // The standard error of `change`, as if the tokens of the text were drawn independently. Both
+  // models predict the same tokens, so it is much smaller than those of the perplexities.
+  double uncertainty = 0;
 
   double change() const { return after / before - 1; }
 };
@@ -43,6 +46,10 @@ absl::StatusOr<std::vector<PerplexityReport>> Evaluate(const model::Checkpoint& 
                                                        std::span<const Evaluation> evaluations,
                                                        kernels::Isa isa, int threads,
                                                        const Clock& clock, const LayerDone& done);
+
+// The standard error of exp(mean of before - after) - 1, of log-probabilities of the same tokens.
+// 0 for fewer than two tokens.
+double UncertaintyOf(std::span<const double> before, std::span<const double> after);
 
 // The reports as a table in Markdown, with what the columns mean. No reports: empty.
 std::string PerplexityText(std::span<const PerplexityReport> reports);

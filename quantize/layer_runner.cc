@@ -196,6 +196,7 @@ class LayerRunner::TokenScorer final : public worker::RowReceiver {
       next += place.next;
       error += place.error;
       scores.best.push_back(place.best);
+      scores.next.push_back(place.next);
     }
     const auto count = static_cast<double>(places_.size());
     scores.perplexity = std::exp(-next / count);

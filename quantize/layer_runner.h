@@ -44,6 +44,7 @@ struct TextScores {
   // for the most probable at each place; 0 without a reference.
   double top5_error = 0;
   std::vector<BestTokens> best;  // at each place, in order
+  std::vector<double> next;      // log-probabilities of the tokens that follow, in the same order
 };
 
 // What a matrix multiplies, rows of `inputs` floats one every `stride`.

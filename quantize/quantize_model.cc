@@ -274,15 +274,15 @@ class Quantizer {
     const auto read = ReadCompressed(packed, Config());
     if (!read.ok()) return read.status();
     absl::Status status;
-    std::vector<std::vector<BestTokens>> best(before_.size());
+    std::vector<TextScores> reference(before_.size());
     for (size_t i = 0; status.ok() && i < before_.size(); ++i) {
-      const auto scores = Evaluate(layer, before_[i], nullptr, runner_);
+      auto scores = Evaluate(layer, before_[i], nullptr, runner_);
       status = scores.status();
       if (!status.ok()) break;
+      reference[i] = *std::move(scores);
       for (size_t each = i; each < after_.size(); each += before_.size()) {
-        report_.perplexities[each].before = scores->perplexity;
+        report_.perplexities[each].before = reference[i].perplexity;
       }
-      best[i] = scores->best;
     }
     std::vector<model::Tensor> old;
     const auto put = [&](const model::Tensor& tensor) {
@@ -300,12 +300,14 @@ class Quantizer {
       status = runner_.Run(*overlay_, layer, calibration_, nullptr, /*keep=*/true);
     }
     for (size_t i = 0; status.ok() && i < after_.size(); ++i) {
-      const auto scores = Evaluate(layer, after_[i], &best[i % before_.size()],
-                                   i < before_.size() ? runner_ : fast_runner_);
+      const TextScores& before = reference[i % before_.size()];
+      const auto scores =
+          Evaluate(layer, after_[i], &before.best, i < before_.size() ? runner_ : fast_runner_);
       status = scores.status();
       if (!status.ok()) break;
       report_.perplexities[i].after = scores->perplexity;
       report_.perplexities[i].top5_error = scores->top5_error;
+      report_.perplexities[i].uncertainty = UncertaintyOf(before.next, scores->next);
     }
     for (const model::Tensor& tensor : old) overlay_->Put(tensor);
     file_->ReleasePages();
@@ -423,7 +425,7 @@ class Quantizer {
                   {"perplexities", Json::array()},
                   {"matrices", Json::array()}};
     for (const PerplexityReport& each : report_.perplexities) {
-      state["perplexities"].push_back({each.before, each.after, each.top5_error});
+      state["perplexities"].push_back({each.before, each.after, each.top5_error, each.uncertainty});
     }
     for (const MatrixReport& matrix : report_.matrices) {
       state["matrices"].push_back({matrix.name, matrix.rows, matrix.inputs, matrix.bits,
@@ -470,10 +472,11 @@ class Quantizer {
     if (perplexities.size() != report_.perplexities.size()) return other();
     for (size_t i = 0; i < perplexities.size(); ++i) {
       const Json& numbers = perplexities[i];
-      if (!numbers.is_array() || numbers.size() != 3 || !AreNumbers(numbers, 0)) return other();
+      if (!numbers.is_array() || numbers.size() != 4 || !AreNumbers(numbers, 0)) return other();
       report_.perplexities[i].before = numbers[0];
       report_.perplexities[i].after = numbers[1];
       report_.perplexities[i].top5_error = numbers[2];
+      report_.perplexities[i].uncertainty = numbers[3];
     }
     const Json matrices = list("matrices");
     for (const Json& row : matrices) {

@@ -1,6 +1,7 @@
 // Whole folders: what is written is a model, whose weights are those that were measured.
 #include "quantize/quantize_model.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -133,9 +134,44 @@ TEST_F(QuantizeModelTest, MakesAModelThatLosesLittle) {
       EXPECT_GT(each.before, 1);
       EXPECT_NEAR(each.change(), 0, settings.bits == 2 ? 0.5 : 0.1) << each.name;
       EXPECT_GT(each.top5_error, 0) << each.name;
+      EXPECT_GT(each.uncertainty, 0) << each.name;
+      EXPECT_LT(each.uncertainty, each.top5_error) << each.name;
       EXPECT_LT(each.top5_error, settings.bits == 2 ? 1 : 0.2) << each.name;
     }
     EXPECT_THAT(Files(job.to)["quantization.md"], HasSubstr("bits per weight"));
+  }
+}
+
+// Factors change how weights are rounded and not what the model computes: with 8 bits hardly
+// anything is lost.
+TEST_F(QuantizeModelTest, FactorsKeepTheModel) {
+  for (const std::string model : {"llama", "qwen2"}) {
+    SCOPED_TRACE(model);
+    QuantizeJob job = Job(model + "_plain", {.method = Method::kRtn, .bits = 8, .group = 32});
+    job.from = "tests/data/tiny/" + model;
+    const auto plain = Run(job);
+    ASSERT_TRUE(plain.ok()) << plain.status();
+    job.settings.method = Method::kAwq;
+    job.to += "_awq";
+    const auto awq = Run(job);
+    ASSERT_TRUE(awq.ok()) << awq.status();
+    // The columns of all matrices but o_proj, whose inputs nothing is divided for, have changed.
+    const auto before = model::OpenCheckpoint(job.from), after = model::OpenCheckpoint(job.to);
+    ASSERT_TRUE(before.ok() && after.ok());
+    for (const MatrixReport& matrix : awq->matrices) {
+      if (matrix.name.find("o_proj") != std::string::npos) continue;
+      std::vector<float> row(static_cast<size_t>(matrix.inputs)), other = row;
+      ASSERT_TRUE(model::DecodeRow(*(*before)->FindTensor(matrix.name), 0, row).ok());
+      ASSERT_TRUE(model::DecodeRow(*(*after)->FindTensor(matrix.name), 0, other).ok());
+      float change = 0;
+      for (size_t i = 0; i < row.size(); ++i) {
+        if (row[i] != 0) change = std::max(change, std::fabs(other[i] / row[i] - 1));
+      }
+      EXPECT_GT(change, 0.05f) << matrix.name;
+    }
+    for (size_t i = 0; i < plain->perplexities.size(); ++i) {
+      EXPECT_LT(awq->perplexities[i].top5_error, 2 * plain->perplexities[i].top5_error);
+    }
   }
 }
 
@@ -181,6 +217,21 @@ TEST_P(SameBytesTest, TheSameJobMakesTheSameBytes) {
   }
   EXPECT_GT(runs, 2);
   EXPECT_EQ(Files(again.to), expected);
+}
+
+// Changes that are twice as large, or of a quarter of the tokens, are twice as uncertain.
+TEST(EvaluationTest, TheUncertaintyIsTheStandardError) {
+  const std::vector<double> before = {-1, -2, -3, -4, -1, -2, -3, -4};
+  std::vector<double> after = before;
+  EXPECT_EQ(UncertaintyOf(before, after), 0);
+  for (size_t i = 0; i < after.size(); ++i) after[i] += i % 2 == 0 ? 0.01 : -0.01;
+  const double eight = UncertaintyOf(before, after);
+  EXPECT_NEAR(eight, 0.01 / std::sqrt(7), 1e-12);
+  for (size_t i = 0; i < after.size(); ++i) after[i] += i % 2 == 0 ? 0.01 : -0.01;
+  EXPECT_NEAR(UncertaintyOf(before, after), 2 * eight, 1e-12);
+  for (double& logprob : after) logprob -= std::log(2);  // the ratio is 2
+  EXPECT_NEAR(UncertaintyOf(before, after), 4 * eight, 1e-12);
+  EXPECT_EQ(UncertaintyOf(std::span(before).first(1), after), 0);
 }
 
 // compressed-tensors reads whole groups only.
