@@ -109,6 +109,7 @@ void Connection::Enter(State state) {
   if (state == State::kIdle) list = &owner_->lists().idle;
   if (state == State::kReadingHead) list = &owner_->lists().head;
   if (state == State::kReadingBody) list = &owner_->lists().body;
+  if (state == State::kLingering) list = &owner_->lists().lingering;
   if (list == nullptr) return;
   since_ = std::chrono::steady_clock::now();
   list->push_back(*this);

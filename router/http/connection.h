@@ -208,6 +208,7 @@ struct ConnectionLists {
   List idle;       // between requests
   List head;       // in mid-request
   List body;
+  List lingering;  // refused
 };
 
 }  // namespace flotilla::router

@@ -37,8 +37,16 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+// The connections of a thread that have had a refusal and whose peers have not closed them yet.
+constexpr std::size_t kMaxRefused = 32;
 // Before TLS has begun, a peer can make OpenSSL hold up to 150 KiB, so all of them together 40 MiB.
 constexpr std::size_t kMaxHandshakes = 256;
+
+// Whether the list has so many, without counting more.
+bool AtLeast(std::size_t count, const ConnectionLists::List& list) {
+  for (auto at = list.begin(); count > 0 && at != list.end(); ++at) --count;
+  return count == 0;
+}
 
 // One I/O thread: an io_context, the I/O loop, and the connections it owns.
 class IoThread final : public ConnectionOwner, public Dispatcher {
@@ -99,9 +107,11 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       const bool full = shared_.connections.fetch_add(1) >= options_.max_connections && !MakeRoom();
       if (full || stopping_) {
         if (options_.refusals != nullptr) options_.refusals->OnConnectionRefused();
+        // They hold descriptors beyond the bound, which others need.
+        if (AtLeast(kMaxRefused, lists_.lingering)) lists_.lingering.front().Close();
         connection->Reject(503, shared_.too_many_connections);
       } else {
-        if (lists_.handshake.size() >= kMaxHandshakes) lists_.handshake.front().Close();
+        if (AtLeast(kMaxHandshakes, lists_.handshake)) lists_.handshake.front().Close();
         connection->Start();
       }
     });

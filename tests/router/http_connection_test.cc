@@ -1,5 +1,9 @@
 // Tests HTTP connections with real sockets: peers that leave, are slow, are too many or send
 // nonsense, and a server that stops.
+#include <cstddef>
+#include <filesystem>
+#include <iterator>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -203,6 +207,29 @@ TEST_F(HttpTest, WhoIsIdleForAMomentKeepsItsPlace) {
   EXPECT_EQ(sending.Read().status, 200);
   EXPECT_EQ(fresh.Call("GET", "/health").status, 200);
   EXPECT_EQ(answered.Call("GET", "/health").status, 200);
+}
+
+std::ptrdiff_t OpenDescriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+// Who was refused and does not leave takes no descriptors from others for long.
+TEST_F(HttpTest, FewRefusedConnectionsStay) {
+  Fixture setup;
+  setup.http.max_connections = 1;
+  setup.http.limits.slow_request = absl::Hours(1);
+  Serve(setup);
+  HttpClient only(port_);
+  EXPECT_EQ(only.Call("GET", "/health").status, 200);
+  const std::ptrdiff_t before = OpenDescriptors();
+  std::vector<std::unique_ptr<HttpClient>> refused;
+  constexpr int kMany = 200;
+  while (std::ssize(refused) < kMany) {
+    refused.push_back(std::make_unique<HttpClient>(port_));
+    EXPECT_EQ(refused.back()->Read().status, 503);
+  }
+  EXPECT_LE(OpenDescriptors(), before + kMany + 40);
+  EXPECT_EQ(only.Call("GET", "/health").status, 200);
 }
 
 TEST_F(HttpTest, APartOfARequestIsRefused) {
