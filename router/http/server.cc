@@ -139,12 +139,16 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       lists_.handshake.front().Close();
       return true;
     }
-    for (ConnectionLists::List* list : {&lists_.idle, &lists_.head, &lists_.body}) {
-      if (list->empty() || !IsSlow(list->front())) continue;
+    for (ConnectionLists::List* list : {&lists_.idle, &lists_.head}) {
+      if (list->empty() || !HasWaited(list->front(), options_.limits.fresh)) continue;
       list->front().Close();
       return true;
     }
-    return false;
+    if (lists_.body.empty() || !HasWaited(lists_.body.front(), options_.limits.slow_body)) {
+      return false;
+    }
+    lists_.body.front().Close();
+    return true;
   }
 
   // Dispatcher
@@ -158,7 +162,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   ConnectionLists& lists() override { return lists_; }
   bool MakeRoomForBody(const Connection* asking) override {
     for (Connection& one : lists_.body) {
-      if (&one == asking || !IsSlow(one)) return false;
+      if (&one == asking || !HasWaited(one, options_.limits.slow_body)) return false;
       if (!one.holds_body_memory()) continue;
       one.RefuseSlowBody();
       return true;
@@ -203,9 +207,8 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       }
     }
   }
-  bool IsSlow(const Connection& connection) const {
-    return std::chrono::steady_clock::now() - connection.since() >=
-           absl::ToChronoNanoseconds(options_.limits.slow_request);
+  static bool HasWaited(const Connection& connection, absl::Duration time) {
+    return std::chrono::steady_clock::now() - connection.since() >= absl::ToChronoNanoseconds(time);
   }
   bool UnsentIsTooMuch() const {
     return shared_.unsent_bytes > static_cast<std::int64_t>(options_.output_memory_bytes);

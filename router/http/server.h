@@ -38,10 +38,12 @@ struct HttpLimits {
   absl::Duration header_timeout = absl::Seconds(10);  // first byte to last header; TLS handshake
   absl::Duration body_timeout = absl::Seconds(30);
   absl::Duration write_timeout = absl::Seconds(30);
-  // A connection that has been idle, or in a request's head or body, for longer may be cut off in
-  // favour of others when the memory for bodies is used up, or when there are as many connections
-  // as allowed. Who has just connected is about to send, and would not learn why it is cut off.
-  absl::Duration slow_request = absl::Seconds(1);
+  // A body that takes longer may be cut off in favour of others when the memory for bodies is
+  // used up, or when there are as many connections as allowed.
+  absl::Duration slow_body = absl::Seconds(1);
+  // A connection that has been idle, or in a request's head, for longer may be cut off when there
+  // are as many as allowed. Who has just connected is about to send, and would not learn why.
+  absl::Duration fresh = absl::Milliseconds(250);
   // A peer that has not taken all output for so long, and takes it more slowly than at this rate,
   // may be cut off in favour of others when the memory for answers is used up.
   absl::Duration slow_output = absl::Seconds(1);
@@ -56,9 +58,9 @@ struct HttpServerOptions {
   std::uint16_t port = 8080;          // 0: any free one
   std::uint32_t io_threads = 1;
   // At this bound a new connection takes the place of the one that has been idle for longest,
-  // or else of one that is slow with its request (HttpLimits::slow_request). If there is none, the
-  // new one gets 503 and is closed. With TLS, those whose handshake is not over give way first, and
-  // there is no 503.
+  // or else of one that is slow with its request (HttpLimits::fresh, slow_body). If there is none,
+  // the new one gets 503 and is closed. With TLS, those whose handshake is not over give way first,
+  // and there is no 503.
   std::uint32_t max_connections = 1024;
   // Memory for bodies that are being read, over all connections, beyond the first 8 KiB of
   // each. If it is spent, slow bodies are cut off; if that is not enough, the request gets 503.

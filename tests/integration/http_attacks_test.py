@@ -135,8 +135,18 @@ def idle_sockets(port, count=1500):
 
 
 def asked(server):
-    """The seconds that each of the interfaces takes to answer a new client."""
+    """The seconds that each of the interfaces takes to answer a new client, which comes again if there are
+    too many connections that are younger than 0.25 s."""
     times = {}
+
+    def http(method, url, **fields):
+        for _ in range(5):
+            answer = httpx.request(method, url, timeout=20, **fields)
+            if answer.status_code != 503:
+                break
+            assert answer.headers["retry-after"] and "too many connections" in answer.text
+            time.sleep(0.1)
+        assert answer.status_code == 200, answer.text
 
     def timed(what, ask):
         began = time.monotonic()
@@ -144,12 +154,10 @@ def asked(server):
         times[what] = time.monotonic() - began
 
     def get(port):
-        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code == 200
+        http("GET", f"http://127.0.0.1:{port}/health")
 
     def complete():
-        answer = httpx.post(f"{server.url}/v1/completions", timeout=20,
-                            json={"model": MODEL, "prompt": "hi", "max_tokens": 1})
-        assert answer.status_code == 200
+        http("POST", f"{server.url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 1})
 
     def grpc_health():
         with grpc.insecure_channel(server.grpc_address) as channel:

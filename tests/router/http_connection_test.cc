@@ -168,7 +168,7 @@ TEST_F(HttpTest, TooManyConnectionsAreTurnedAway) {
 TEST_F(HttpTest, TheConnectionIdleLongestGivesWay) {
   Fixture setup;
   setup.http.max_connections = 3;
-  setup.http.limits.slow_request = absl::ZeroDuration();
+  setup.http.limits.fresh = absl::ZeroDuration();
   Serve(setup);
   HttpClient first(port_), second(port_), third(port_);
   for (HttpClient* one : {&second, &first, &third}) {
@@ -191,7 +191,7 @@ TEST_F(HttpTest, TheConnectionIdleLongestGivesWay) {
 TEST_F(HttpTest, WhoIsIdleForAMomentKeepsItsPlace) {
   Fixture setup;
   setup.http.max_connections = 3;
-  setup.http.limits.slow_request = absl::Hours(1);
+  setup.http.limits.fresh = absl::Hours(1);
   Serve(setup);
   HttpClient fresh(port_), answered(port_), sending(port_);
   EXPECT_EQ(answered.Call("GET", "/health").status, 200);
@@ -217,7 +217,7 @@ std::ptrdiff_t OpenDescriptors() {
 TEST_F(HttpTest, FewRefusedConnectionsStay) {
   Fixture setup;
   setup.http.max_connections = 1;
-  setup.http.limits.slow_request = absl::Hours(1);
+  setup.http.limits.fresh = absl::Hours(1);
   Serve(setup);
   HttpClient only(port_);
   EXPECT_EQ(only.Call("GET", "/health").status, 200);
@@ -253,7 +253,7 @@ TEST_F(HttpTest, APartOfARequestIsRefused) {
 TEST_F(HttpTest, SlowRequestsGiveWayWhereNobodyIsIdle) {
   Fixture setup{.manual = true};
   setup.http.max_connections = 2;
-  setup.http.limits.slow_request = absl::ZeroDuration();
+  setup.http.limits.fresh = setup.http.limits.slow_body = absl::ZeroDuration();
   Serve(setup);
   HttpClient head(port_), body(port_);
   head.Send("GET /hea");

@@ -174,7 +174,7 @@ std::unique_ptr<HttpClient> Hold(std::uint16_t port, const std::string& body) {
 TEST_F(HttpTest, WhoFindsTheMemoryForBodiesSpentMayComeAgain) {
   Fixture setup;
   setup.http.body_memory_bytes = 256 << 10;
-  setup.http.limits.slow_request = absl::Hours(1);
+  setup.http.limits.slow_body = absl::Hours(1);
   Serve(setup);
   const std::string large = LargeBody(200 << 10);
   auto holding = Hold(port_, large);
@@ -194,7 +194,7 @@ TEST_F(HttpTest, WhoFindsTheMemoryForBodiesSpentMayComeAgain) {
 TEST_F(HttpTest, ASlowBodyGivesWay) {
   Fixture setup;
   setup.http.body_memory_bytes = 256 << 10;
-  setup.http.limits.slow_request = absl::Milliseconds(50);
+  setup.http.limits.slow_body = absl::Milliseconds(50);
   Serve(setup);
   const std::string large = LargeBody(200 << 10);
   auto slow = Hold(port_, large);
