@@ -1,5 +1,6 @@
 // Checks that README's section "What runs" and docs/models.md agree with the tables of the code.
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "model/ggml_type.h"
+#include "model/huggingface/class_defaults.h"
 #include "model/load_spec.h"
 #include "model/tensor.h"
 #include "model/text/pretokenizer.h"
@@ -87,10 +89,27 @@ TEST(WhatRunsTest, Architectures) {
     const std::string name = known.contains(hf) ? hf : llama_cpp;
     EXPECT_TRUE(known.contains(name)) << line;
     found.insert(name);
+    // What a folder may leave out (the third step of "How to add one").
+    EXPECT_FALSE(ClassDefaults(hf).empty()) << hf << " has no row in class_defaults.cc";
     for (const std::string& folder : WordsOf(cells[5])) proved.emplace(folder, hf);
   }
   EXPECT_EQ(found, known);
   EXPECT_EQ(proved, TestedModels());
+}
+
+// Cases are configurations, ids and logits; their weights are made.
+TEST(WhatRunsTest, FixturesAreSmall) {
+  constexpr std::uintmax_t kKiB = 1024;
+  for (const auto& folder : std::filesystem::directory_iterator("tests/data/made")) {
+    if (!folder.is_directory()) continue;
+    std::uintmax_t bytes = 0;
+    for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+      const bool names = file.path().filename() == "gguf.tsv";
+      EXPECT_LE(file.file_size(), names ? 20 * kKiB : 40 * kKiB) << file.path();
+      if (!names) bytes += file.file_size();
+    }
+    EXPECT_LE(bytes, 40 * kKiB) << folder.path();
+  }
 }
 
 // Each model of tests/data/tiny has a second one in tests/data/made, with the widths that the page

@@ -94,6 +94,11 @@ TEST(SafetensorsFile, RefusalsNameTheProblem) {
   EXPECT_THAT(ErrorOf("[0,2]", "[0,3]"), HasSubstr("the data has 2 bytes"));
   EXPECT_THAT(ErrorOf("[0,2]", "[2,0]"), HasSubstr("the data has 2 bytes"));
   EXPECT_THAT(ErrorOf("[0,2]", "[1,3]", "xxx"), HasSubstr("data at 0 must follow"));
+  // Two tensors with bytes in common, and one that is another's in whole.
+  EXPECT_THAT(ErrorOf("}}", R"(},"b":{"dtype":"BF16","shape":[1],"data_offsets":[1,3]}})", "xxx"),
+              HasSubstr("data at 2 must follow"));
+  EXPECT_THAT(ErrorOf("}}", R"(},"b":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}})"),
+              HasSubstr("data at 2 must follow"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0]"), HasSubstr("not two data_offsets"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,-2]"), HasSubstr("a negative number"));
   EXPECT_THAT(ErrorOf("[0,2]", "[0,2.5]"), HasSubstr("a fraction"));
