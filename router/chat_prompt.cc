@@ -233,25 +233,22 @@ bool ChatPrompt::MayThink(const Conversation& conversation, const Rendered& prom
 absl::StatusOr<Constraint> ChatPrompt::FormOf(const Constraint& form,
                                               const Conversation& conversation,
                                               const Rendered& prompt) const {
-  ConstraintOptions options{.several = conversation.parallel_tool_calls};
-  if (MayThink(conversation, prompt)) {
-    options.reasoning = reasoning_;
-    options.begins_in_reasoning = prompt.in_reasoning;
-  }
+  const ReasoningFormat* const reasoning = MayThink(conversation, prompt) ? reasoning_ : nullptr;
   const ToolFormat* const format = OutputOf(conversation).tools;
-  if (options.reasoning == nullptr && format == nullptr) return form;
-  const std::vector<CallableTool> tools = CallableTools(conversation);
+  if (reasoning == nullptr && format == nullptr) return form;
+  absl::StatusOr<Constraint> calls = Constraint();
   if (format != nullptr) {
-    // Their parameters are checked by themselves; the form has been.
-    const auto calls = StructuralTagConstraintFromText(ToolConstraint(*format, tools, {}));
-    if (!calls.ok()) {
-      return WithField(InvalidArgument("no call of these tools can be enforced, as structured "
-                                       "output needs it: ",
-                                       std::string(calls.status().message())),
-                       "tools", kUnsupportedField);
-    }
+    calls = StructuralTagConstraintFromText(ToolConstraint(
+        *format, CallableTools(conversation), {.several = conversation.parallel_tool_calls}));
   }
-  Constraint whole = FormConstraint(form, format, tools, options, control_markers_);
+  if (!calls.ok()) {
+    return WithField(InvalidArgument("no call of these tools can be enforced, as structured output "
+                                     "needs it: ",
+                                     std::string(calls.status().message())),
+                     "tools", kUnsupportedField);
+  }
+  Constraint whole =
+      FormConstraint(form, calls->text, reasoning, prompt.in_reasoning, control_markers_);
   if (whole.text.size() <= Constraint::kMaxBytes) return whole;
   return InvalidField("response_format",
                       Cat("the form of the answer has ", whole.text.size(), " bytes with ",

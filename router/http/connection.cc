@@ -73,6 +73,7 @@ void Connection::Start() {
 }
 
 void Connection::Reject(int status, std::string body) {
+  refused_ = true;
   if (socket_.encrypted()) return Close();
   Guarded([&] {
     Refuse({.status = status, .body = std::move(body), .headers = {{"retry-after", "1"}}});
@@ -109,7 +110,7 @@ void Connection::Enter(State state) {
   if (state == State::kIdle) list = &owner_->lists().idle;
   if (state == State::kReadingHead) list = &owner_->lists().head;
   if (state == State::kReadingBody) list = &owner_->lists().body;
-  if (state == State::kLingering) list = &owner_->lists().lingering;
+  if (refused_ && state != State::kClosed) list = &owner_->lists().refused;
   if (list == nullptr) return;
   since_ = std::chrono::steady_clock::now();
   list->push_back(*this);

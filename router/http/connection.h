@@ -91,6 +91,8 @@ class Connection final : public HttpReply,
   std::size_t unsent_bytes() const { return counted_; }
   // Whether its peer has taken them slowly, as HttpLimits says, and for some time.
   bool TakesSlowly() const;
+  // Whether Reject was called.
+  bool refused() const { return refused_; }
   // Since when it has been in the list of ConnectionLists that it is in.
   std::chrono::steady_clock::time_point since() const { return since_; }
 
@@ -189,6 +191,7 @@ class Connection final : public HttpReply,
   bool chunked_ = false;    // of the current answer
   bool answered_ = false;   // End or Send was called
   bool linger_ = false;     // the peer may still be sending its request
+  bool refused_ = false;    // on arrival
 
   std::string pending_;      // framed, to be written
   std::string body_;         // streamed text, not yet framed as a chunk
@@ -208,7 +211,7 @@ struct ConnectionLists {
   List idle;       // between requests
   List head;       // in mid-request
   List body;
-  List lingering;  // refused
+  List refused;  // on arrival, by Reject
 };
 
 }  // namespace flotilla::router

@@ -37,7 +37,8 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// The connections of a thread that have had a refusal and whose peers have not closed them yet.
+// The connections of a thread that were refused on arrival and whose peers have not closed them
+// yet.
 constexpr std::size_t kMaxRefused = 32;
 // Before TLS has begun, a peer can make OpenSSL hold up to 150 KiB, so all of them together 40 MiB.
 constexpr std::size_t kMaxHandshakes = 256;
@@ -106,9 +107,10 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
       connections_.insert(connection);
       const bool full = shared_.connections.fetch_add(1) >= options_.max_connections && !MakeRoom();
       if (full || stopping_) {
-        if (options_.refusals != nullptr) options_.refusals->OnConnectionRefused();
-        // They hold descriptors beyond the bound, which others need.
-        if (AtLeast(kMaxRefused, lists_.lingering)) lists_.lingering.front().Close();
+        if (full && options_.refusals != nullptr) options_.refusals->OnConnectionRefused();
+        // They take nobody's place, but they hold descriptors, which others need.
+        shared_.connections.fetch_sub(1);
+        if (AtLeast(kMaxRefused, lists_.refused)) lists_.refused.front().Close();
         connection->Reject(503, shared_.too_many_connections);
       } else {
         if (AtLeast(kMaxHandshakes, lists_.handshake)) lists_.handshake.front().Close();
@@ -191,7 +193,7 @@ class IoThread final : public ConnectionOwner, public Dispatcher {
   }
   void OnClosed(Connection* connection) override {
     connections_.erase(connection->shared_from_this());
-    shared_.connections.fetch_sub(1);
+    if (!connection->refused()) shared_.connections.fetch_sub(1);
     shared_.on_closed();
     ReportIfDrained();
   }

@@ -261,6 +261,18 @@ TEST(ChatPrompt, AFormLeavesRoomForCalls) {
   EXPECT_NE(made(chat)->text.find(R"("stop_after_first":false)"), std::string::npos);
   chat.parallel_tool_calls = false;
   EXPECT_EQ(made(chat)->text.find(R"("stop_after_first":false)"), std::string::npos);
+  // A schema that the grammar's engine takes for less than it says is written in other words, as it
+  // is for calls that must come.
+  chat.tools.front().parameters =
+      R"({"type":"object","properties":{"n":{"minimum":3}},"additionalProperties":false})";
+  Conversation must = chat;
+  must.tool_choice = ToolChoice::kRequired;
+  const auto tag = [](const absl::StatusOr<Constraint>& constraint) {
+    return nlohmann::json::parse(constraint->text)["format"];
+  };
+  EXPECT_EQ(tag(made(chat))["elements"][1]["elements"][1],
+            tag((*prompt).ConstraintOf(must, false))["elements"][1]);
+  EXPECT_EQ(made(chat)->text.find(R"({"minimum":3})"), std::string::npos) << made(chat)->text;
   chat.tools.front().parameters = R"({"type":"object","properties":{"a":{"not":{}}}})";
   EXPECT_EQ(ErrorField(made(chat).status()), "tools");
   EXPECT_NE(made(chat).status().message().find("as structured output needs it"),

@@ -230,6 +230,9 @@ TEST_F(HttpTest, FewRefusedConnectionsStay) {
   }
   EXPECT_LE(OpenDescriptors(), before + kMany + 40);
   EXPECT_EQ(only.Call("GET", "/health").status, 200);
+  // They take nobody's place.
+  only.Close();
+  ASSERT_TRUE(Await([&] { return HttpClient(port_).Call("GET", "/health").status == 200; }));
 }
 
 TEST_F(HttpTest, APartOfARequestIsRefused) {

@@ -232,6 +232,31 @@ TEST(OutputParser, TextOfAFormHasNoCalls) {
   EXPECT_EQ(Parse(options, {"\n" + call + "\n" + call}).calls.size(), 2u);
 }
 
+// Nor is a form a call because it is JSON with the name of a tool, where calls have no markers.
+TEST(OutputParser, AFormIsACallOnlyAsTheGrammarWritesIt) {
+  const OutputOptions options{.tools = Named(ToolFormats(), "llama3_json"),
+                              .tool_names = {"f", "go"},
+                              .text_or_calls = true};
+  for (const std::string text :
+       {R"({"name":"f","reason":"x"})", R"({"name": "f", "reason": "x"})",
+        R"({"name": "fg", "parameters": {}})", R"({"a": {"name": "f"}})", R"({"name": "f")", "{"}) {
+    const Message whole = Parse(options, {text});
+    EXPECT_EQ(whole.content, text);
+    EXPECT_TRUE(whole.calls.empty()) << text;
+    for (std::size_t at = 0; at <= text.size(); ++at) {
+      EXPECT_EQ(Parse(options, {text.substr(0, at), text.substr(at)}), whole) << text << at;
+    }
+  }
+  const Message call = Parse(options, {R"({"name": "go", "parameters": {"a": 1}})"});
+  ASSERT_EQ(call.calls.size(), 1u);
+  EXPECT_EQ(call.calls[0], (std::pair<std::string, std::string>("go", R"({"a": 1})")));
+  // It comes as soon as it is no call.
+  const auto parser = MakeOutputParser(options);
+  std::vector<OutputEvent> events;
+  parser->Push(R"({"name": "x)", events);
+  EXPECT_EQ(events, (std::vector<OutputEvent>{{OutputEvent::Kind::kContent, R"({"name": "x)"}}));
+}
+
 TEST(OutputParser, ComesAsSoonAsItIsCertain) {
   const auto parser = MakeOutputParser({.tools = Named(ToolFormats(), "hermes")});
   const auto push = [&](const std::string& text) {

@@ -73,8 +73,7 @@ TEST(ToolConstraint, SectionsAndThoughtsAreAround) {
 TEST(ToolConstraint, AFormComesBehindThoughts) {
   using Kind = Constraint::Kind;
   const auto behind = [](const Constraint& form, const std::string& reasoning, bool begun) {
-    const Constraint made = FormConstraint(
-        form, nullptr, {}, {.reasoning = &Reasoning(reasoning), .begins_in_reasoning = begun});
+    const Constraint made = FormConstraint(form, "", &Reasoning(reasoning), begun);
     EXPECT_EQ(made.kind, Kind::kStructuralTag);
     return json::parse(made.text)["format"]["elements"];
   };
@@ -101,25 +100,26 @@ TEST(ToolConstraint, CallsMayComeInPlaceOfAForm) {
   const Constraint schema{Constraint::Kind::kJsonSchema, R"({"type":"object"})"};
   const json form = {{"type", "json_schema"}, {"json_schema", json::parse(schema.text)}};
   const CallableTool tools[] = {kAdd, kNow};
-  const auto made = [&](const char* format, const ConstraintOptions& options) {
-    return json::parse(
-        FormConstraint(schema, &ToolFormatOf(format), tools, options).text)["format"];
-  };
   const auto calls = [&](const char* format, bool several) {
-    return json::parse(ToolConstraint(ToolFormatOf(format), tools, {.several = several}))["format"];
+    return ToolConstraint(ToolFormatOf(format), tools, {.several = several});
   };
-  json answer = made("hermes", {.several = true});
+  const auto made = [&](const std::string& tag, const ReasoningFormat* reasoning) {
+    return json::parse(FormConstraint(schema, tag, reasoning, false).text)["format"];
+  };
+  const auto format_of = [](const std::string& tag) { return json::parse(tag)["format"]; };
+  json answer = made(calls("hermes", true), nullptr);
   EXPECT_EQ(answer["type"], "or");
-  EXPECT_EQ(answer["elements"], json::array({form, calls("hermes", true)}));
-  answer = made("hermes", {.reasoning = &Reasoning("think")});
+  EXPECT_EQ(answer["elements"], json::array({form, format_of(calls("hermes", true))}));
+  answer = made(calls("hermes", false), &Reasoning("think"));
   EXPECT_EQ(answer["type"], "sequence");
   EXPECT_EQ(answer["elements"][0]["type"], "optional");
-  EXPECT_EQ(answer["elements"][1]["elements"], json::array({form, calls("hermes", false)}));
+  EXPECT_EQ(answer["elements"][1]["elements"],
+            json::array({form, format_of(calls("hermes", false))}));
   // The header of an answer's message belongs to the form; calls have their own.
-  answer = made("openai", {.reasoning = &Reasoning("openai")})["elements"][1];
+  answer = made(calls("openai", false), &Reasoning("openai"))["elements"][1];
   EXPECT_EQ(answer["elements"][0]["elements"][0]["value"], "<|channel|>final<|message|>");
   EXPECT_EQ(answer["elements"][0]["elements"][1], form);
-  EXPECT_EQ(answer["elements"][1], calls("openai", false));
+  EXPECT_EQ(answer["elements"][1], format_of(calls("openai", false)));
 }
 
 TEST(ToolConstraint, ArgumentsMayBeInXml) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/types/text.h"
+
 namespace flotilla::router {
 namespace {
 
@@ -77,7 +79,9 @@ void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
     return;
   }
   thought_ = true;
-  if (options_.tools != nullptr && options_.tools->bare && text.starts_with('{')) {
+  const BareCall bare = BareCallIn(text);
+  if (bare == BareCall::kMayBegin) return;
+  if (bare == BareCall::kBegun) {
     place_ = Place::kCall;
     literal_ = undecided_.size() - text.size();
     const std::string own(text);
@@ -88,6 +92,23 @@ void TaggedParser::ReadBegin(char c, std::vector<OutputEvent>& events) {
   }
   place_ = Place::kContent;
   todo_ = std::exchange(undecided_, {});
+}
+
+TaggedParser::BareCall TaggedParser::BareCallIn(std::string_view text) const {
+  if (options_.tools == nullptr || !options_.tools->bare || !text.starts_with('{')) {
+    return BareCall::kNone;
+  }
+  // The answer may be JSON of another form, which has no markers either. Calls are written as the
+  // grammar has them.
+  if (!options_.text_or_calls) return BareCall::kBegun;
+  BareCall found = BareCall::kNone;
+  for (const std::string& name : options_.tool_names) {
+    const std::string begin =
+        Cat(options_.tools->before_name, name, options_.tools->before_arguments);
+    if (text.starts_with(begin)) return BareCall::kBegun;
+    if (begin.starts_with(text)) found = BareCall::kMayBegin;
+  }
+  return found;
 }
 
 void TaggedParser::ReadContent(char c, std::vector<OutputEvent>& events) {

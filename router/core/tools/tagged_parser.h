@@ -33,6 +33,10 @@ class TaggedParser final : public OutputParser {
     kCall,       // behind the marker that begins calls
   };
 
+  // What an answer without a marker begins with.
+  enum class BareCall : std::uint8_t { kNone, kMayBegin, kBegun };
+  BareCall BareCallIn(std::string_view text) const;
+
   // Reads `todo_`.
   void Run(std::vector<OutputEvent>& events);
   void Read(char c, std::vector<OutputEvent>& events);

@@ -91,25 +91,24 @@ std::string ToolConstraint(const ToolFormat& format, std::span<const CallableToo
   return Cat(R"({"type":"structural_tag","format":)", calls, "}");
 }
 
-Constraint FormConstraint(const Constraint& form, const ToolFormat* format,
-                          std::span<const CallableTool> tools, const ConstraintOptions& options,
+Constraint FormConstraint(const Constraint& form, std::string_view calls,
+                          const ReasoningFormat* reasoning, bool begins_in_reasoning,
                           const std::vector<ControlToken>& tokens) {
   const auto named = [&tokens](const std::string& text) {
     return WithControlTokens(OrderedJson::parse(text), tokens).dump();
   };
   std::string answer = FormOf(form);
-  const ReasoningFormat* const reasoning = options.reasoning;
   if (reasoning != nullptr && !reasoning->answer_header.empty()) {
     answer = Sequence(
         named(Cat(R"({"type":"const_string","value":)", JsonQuoted(reasoning->answer_header), "}")),
         answer);
   }
-  if (format != nullptr) {
+  if (!calls.empty()) {
     answer = Cat(R"({"type":"or","elements":[)", answer, ",",
-                 named(Calls(*format, tools, options.several)), "]}");
+                 named(OrderedJson::parse(calls)["format"].dump()), "]}");
   }
   if (reasoning != nullptr) {
-    answer = Sequence(named(Thoughts(*reasoning, options.begins_in_reasoning)), answer);
+    answer = Sequence(named(Thoughts(*reasoning, begins_in_reasoning)), answer);
   }
   return {Constraint::Kind::kStructuralTag,
           Cat(R"({"type":"structural_tag","format":)", answer, "}")};

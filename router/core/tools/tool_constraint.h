@@ -33,10 +33,11 @@ std::string ToolConstraint(const ToolFormat& format, std::span<const CallableToo
 
 // A form of answers (constraints.h, json_schema.h) in a whole answer. Thoughts of the model are in
 // front of it, if it has any: they must come where the prompt has begun them and may come
-// elsewhere. Calls of `tools`, written as `format` says, may come in place of the form; null: there
-// are none. The text may have more than Constraint::kMaxBytes.
-Constraint FormConstraint(const Constraint& form, const ToolFormat* format,
-                          std::span<const CallableTool> tools, const ConstraintOptions& options,
+// elsewhere. Calls may come in place of the form: `calls` is a structural tag of ToolConstraint
+// without thoughts, as constraints.h has checked and written it anew; empty: there are none. The
+// text may have more than Constraint::kMaxBytes.
+Constraint FormConstraint(const Constraint& form, std::string_view calls,
+                          const ReasoningFormat* reasoning, bool begins_in_reasoning,
                           const std::vector<ControlToken>& tokens = {});
 
 }  // namespace flotilla::router
