@@ -472,11 +472,12 @@ class Quantizer {
     if (perplexities.size() != report_.perplexities.size()) return other();
     for (size_t i = 0; i < perplexities.size(); ++i) {
       const Json& numbers = perplexities[i];
-      if (!numbers.is_array() || numbers.size() != 4 || !AreNumbers(numbers, 0)) return other();
+      // Those of an older version have three.
+      if (!numbers.is_array() || numbers.size() < 3 || !AreNumbers(numbers, 0)) return other();
       report_.perplexities[i].before = numbers[0];
       report_.perplexities[i].after = numbers[1];
       report_.perplexities[i].top5_error = numbers[2];
-      report_.perplexities[i].uncertainty = numbers[3];
+      if (numbers.size() > 3) report_.perplexities[i].uncertainty = numbers[3];
     }
     const Json matrices = list("matrices");
     for (const Json& row : matrices) {

@@ -253,7 +253,8 @@ def test_up_says_where_everything_is(tmp_path):
         assert refused.returncode == 1 and "router-0 runs already" in refused.stderr
         os.kill(fleet.of("router")[0]["pid"], signal.SIGKILL)
         wait_until(lambda: fleet.states()["router"] == "dead", "the router is dead")
-        again = run_fleet("start", tmp_path)
+        assert [row["name"] for row in fleet.rows] == ["worker-0", None, "scheduler-0", "router-0"]
+        again = run_fleet("start", tmp_path, "worker-0", "worker-0", "router-0")
         assert again.returncode == 0, again.stderr
         rows = {row["role"]: row for row in fleet.status()}
         for before in fleet.rows:

@@ -219,7 +219,7 @@ TEST_P(SameBytesTest, TheSameJobMakesTheSameBytes) {
   EXPECT_EQ(Files(again.to), expected);
 }
 
-// Changes that are twice as large, or of a quarter of the tokens, are twice as uncertain.
+// Changes that are twice as large are twice as uncertain, and those of fewer tokens are more so.
 TEST(EvaluationTest, TheUncertaintyIsTheStandardError) {
   const std::vector<double> before = {-1, -2, -3, -4, -1, -2, -3, -4};
   std::vector<double> after = before;
@@ -227,6 +227,7 @@ TEST(EvaluationTest, TheUncertaintyIsTheStandardError) {
   for (size_t i = 0; i < after.size(); ++i) after[i] += i % 2 == 0 ? 0.01 : -0.01;
   const double eight = UncertaintyOf(before, after);
   EXPECT_NEAR(eight, 0.01 / std::sqrt(7), 1e-12);
+  EXPECT_NEAR(UncertaintyOf(std::span(before).first(4), after), 0.01 / std::sqrt(3), 1e-12);
   for (size_t i = 0; i < after.size(); ++i) after[i] += i % 2 == 0 ? 0.01 : -0.01;
   EXPECT_NEAR(UncertaintyOf(before, after), 2 * eight, 1e-12);
   for (double& logprob : after) logprob -= std::log(2);  // the ratio is 2
