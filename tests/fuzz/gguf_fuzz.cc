@@ -13,7 +13,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   // Room for the data of each model in the corpus.
-  constexpr size_t kDataBytes = 64 << 10;
+  constexpr size_t kDataBytes = 1 << 20;
   constexpr std::string_view kMark = "<next part>";
   constexpr size_t kMaxParts = 4;
   const flotilla::testing::InputLimits limits(size);
