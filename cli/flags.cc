@@ -79,7 +79,8 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kServe | kRouter},
     {"--max-connections", &RoleFlags::max_connections, "connections", 1, 1 << 20, kListen,
      "The most HTTP connections at a time. A low limit of file descriptors lowers this number. "
-     "A new connection above it replaces the one that has been idle for longest.",
+     "A new connection above it replaces the one that has been idle for longest, and is refused if "
+     "none has been idle for 0.25 seconds.",
      kServe | kRouter},
     {"--allowed-hosts", &RoleFlags::allowed_hosts, "NAME,NAME...", 0, 0, kListen,
      "The names that a request's Host header may have, besides those of loopback. * allows any "
