@@ -173,7 +173,8 @@ FleetCore::Requests::iterator FleetCore::EndWith(Requests::iterator at, absl::St
   return Erase(at);
 }
 
-FleetCore::Requests::iterator FleetCore::EndHere(Requests::iterator at, FinishReason reason) {
+FleetCore::Requests::iterator FleetCore::EndHere(Requests::iterator at, FinishReason reason,
+                                                 absl::Status status) {
   const Entry& entry = at->second;
   const RequestId& id = at->first;
   actions_.events.emplace_back(entry.sink, Accepted{id, entry.attempt});
@@ -186,7 +187,8 @@ FleetCore::Requests::iterator FleetCore::EndHere(Requests::iterator at, FinishRe
                     .reason = reason,
                     .output_tokens = KeptTokens(*entry.request, entry.cancels, SequenceIndex(i))});
   }
-  actions_.events.emplace_back(entry.sink, RequestEnd{.request = id, .attempt = entry.attempt});
+  actions_.events.emplace_back(
+      entry.sink, RequestEnd{.request = id, .attempt = entry.attempt, .status = std::move(status)});
   return Erase(at);
 }
 
@@ -411,7 +413,8 @@ void FleetCore::Tick(std::int64_t now_ns) {
     if (!entry.held_until_ns.has_value()) {
       ++at;
     } else if (entry.request->deadline_ns.value_or(now_ns + 1) <= now_ns) {
-      at = EndHere(at, FinishReason::kDeadline);
+      at = EndHere(at, FinishReason::kDeadline,
+                   absl::DeadlineExceededError("the deadline has passed"));
     } else if (*entry.held_until_ns <= now_ns) {
       CountReplay(entry, ReplayResult::kExpired);
       at = EndWith(at, absl::UnavailableError("the scheduler did not come back"));

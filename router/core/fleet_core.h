@@ -206,7 +206,8 @@ class FleetCore {
   Requests::iterator TakeBack(std::int64_t now_ns, Requests::iterator at);
   Requests::iterator EndWith(Requests::iterator at, absl::Status status);
   // The request is at no replica, so it ends as an engine would end it.
-  Requests::iterator EndHere(Requests::iterator at, FinishReason reason);
+  Requests::iterator EndHere(Requests::iterator at, FinishReason reason,
+                             absl::Status status = absl::OkStatus());
   Requests::iterator Erase(Requests::iterator at);
   void CountReplay(const Entry& entry, ReplayResult result);
   std::uint64_t Random();

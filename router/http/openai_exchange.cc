@@ -146,12 +146,19 @@ void OpenAiExchange::Prompt::OnDelta(Delta delta) {
 void OpenAiExchange::Prompt::OnChoiceEnd(const ChoiceEnd& end) {
   exchange_->Guarded([&] {
     if (exchange_->over_ || end.reason == FinishReason::kError) return;
-    // The status of OnDone is the whole answer.
-    if (end.reason == FinishReason::kDeadline && !exchange_->begun_) return;
-    Open();
-    exchange_->answer_->Finish(index_, end, exchange_->out_);
+    // If every choice ends so, the status of OnDone is the whole answer.
+    if (end.reason == FinishReason::kDeadline && exchange_->form_.stream && !exchange_->begun_) {
+      exchange_->late_.emplace_back(index_, end);
+      return;
+    }
+    Finish(end);
     exchange_->Write();
   });
+}
+
+void OpenAiExchange::Prompt::Finish(const ChoiceEnd& end) {
+  Open();
+  exchange_->answer_->Finish(index_, end, exchange_->out_);
 }
 
 void OpenAiExchange::Prompt::OnDone(const GenerationEnd& end) {
@@ -183,6 +190,7 @@ void OpenAiExchange::Begin() {
   headers.push_back({"cache-control", "no-cache"});
   headers.push_back({"x-accel-buffering", "no"});
   reply_.Begin(200, "text/event-stream; charset=utf-8", headers);
+  for (const auto& [prompt, end] : std::exchange(late_, {})) prompts_[prompt]->Finish(end);
 }
 
 void OpenAiExchange::Write() {

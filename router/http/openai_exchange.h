@@ -50,6 +50,9 @@ class OpenAiExchange final : public HttpExchange {
     void OnChoiceEnd(const ChoiceEnd& end) override;
     void OnDone(const GenerationEnd& end) override;
 
+    // A choice of this prompt ends: the answer has it, after the answer's beginning.
+    void Finish(const ChoiceEnd& end);
+
    private:
     // The answer to this prompt begins.
     void Open();
@@ -89,6 +92,8 @@ class OpenAiExchange final : public HttpExchange {
   // The head of a stream comes with its first token, not before: until then 504 can be the answer.
   bool waits_ = false;
   bool begun_ = false;
+  // Prompts and their choices that the deadline has ended before a stream has begun.
+  std::vector<std::pair<std::uint32_t, ChoiceEnd>> late_;
   bool over_ = false;                             // answered in full, or failed
   std::vector<std::unique_ptr<Prompt>> prompts_;  // last: they use the rest
 };

@@ -1,5 +1,6 @@
 // Tests the HTTP API with real sockets: what clients get, and which requests reach the engine.
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,6 +39,27 @@ TEST_F(HttpTest, AStreamWithADeadlineBeginsWithItsFirstToken) {
   const auto events = Chat(R"(,"stream":true,"timeout_ms":60000)").events();
   EXPECT_EQ(json::parse(events.front())["choices"][0]["delta"]["role"], "assistant");
   EXPECT_EQ(events.back(), "[DONE]");
+}
+
+// One of two choices may be over by its deadline before the other has its first token.
+TEST_F(HttpTest, AStreamHasTheEndOfEachChoiceThatItsDeadlineEnds) {
+  Serve();
+  const testing::FakeSequence late{.reason = FinishReason::kDeadline};
+  for (const std::vector<TokenId>& other : {std::vector<TokenId>{}, text_.Encode("Hello")}) {
+    engine_->Script({.sequences = {late, {.tokens = other, .reason = FinishReason::kDeadline}}});
+    const auto events = Chat(R"(,"stream":true,"n":2,"timeout_ms":60000)").events();
+    std::map<int, std::string> reasons;
+    for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+      const json event = json::parse(events[i]);
+      for (const json& choice : event["choices"]) {
+        if (choice["finish_reason"].is_null()) continue;
+        reasons[choice["index"]] = choice["finish_reason"];
+      }
+    }
+    EXPECT_EQ(reasons, (std::map<int, std::string>{{0, "timeout"}, {1, "timeout"}}));
+    EXPECT_EQ(json::parse(events.front())["choices"][0]["delta"]["role"], "assistant");
+    EXPECT_EQ(events.back(), "[DONE]");
+  }
 }
 
 TEST_F(HttpTest, Chat) {
