@@ -21,6 +21,7 @@ TEST(Outbox, MergesDeltasOfAChoiceIntoOneMessage) {
   outbox.Add(Delta{.choice = 1, .text = "uno ", .tokens = {Token(2)}});
   outbox.Add(Delta{.choice = 0, .text = "two", .tokens = {Token(3), Token(4)}});
   outbox.Add(ChoiceEnd{.choice = 0, .reason = FinishReason::kStop, .stop_string = "STOP"});
+  outbox.Add(ChoiceEnd{.choice = 1, .reason = FinishReason::kStop, .stop_token = 7});
   outbox.Add(Usage{.prompt_tokens = 5, .output_tokens = 4, .cached_tokens = 3});
   ASSERT_EQ(outbox.size(), 1u);
   const v1::GenerateResponse message = outbox.Take();
@@ -30,6 +31,8 @@ TEST(Outbox, MergesDeltasOfAChoiceIntoOneMessage) {
   EXPECT_EQ(message.deltas(0).logprobs(2).chosen().token_id(), 4);
   EXPECT_EQ(message.deltas(1).choice(), 1u);
   EXPECT_EQ(message.finishes(0).stop_string(), "STOP");
+  EXPECT_FALSE(message.finishes(0).has_stop_token());
+  EXPECT_EQ(message.finishes(1).stop_token(), 7);
   EXPECT_EQ(message.usage().cached_tokens(), 3u);
   EXPECT_TRUE(outbox.empty());
   EXPECT_EQ(outbox.bytes(), 0u);
