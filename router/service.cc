@@ -38,6 +38,11 @@ std::uint64_t SeedOf(std::string_view tenant, std::string_view request_id) {
   return h ^ (h >> 31);
 }
 
+// What Constraint::tenant says of a tenant: the same at every router.
+std::uint32_t NumberOf(std::string_view tenant) {
+  return static_cast<std::uint32_t>(SeedOf(tenant, {}));
+}
+
 // A token may have a hundred bytes, so a text that is too long is refused before it is written.
 absl::StatusOr<std::string> Decode(const model::Tokenizer& tokenizer,
                                    const std::vector<std::int64_t>& tokens, std::size_t most) {
@@ -273,6 +278,7 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   std::sort(allowed.begin(), allowed.end());
   allowed.erase(std::unique(allowed.begin(), allowed.end()), allowed.end());
   request.sampling.constraint = api.constraint;
+  if (api.constraint) request.sampling.constraint.tenant = NumberOf(api.tenant);
   if (api.seed) {
     request.sampling.seed = *api.seed;
   } else if (!api.client_request_id.empty()) {
@@ -375,7 +381,8 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
       [&model, input = std::move(input), encoded = std::move(encoded),
        bad_words = std::move(api.bad_words), uses_dry,
        breakers = std::move(api.dry_sequence_breakers), form = std::move(api.constraint),
-       thinking_budget = *api.thinking_token_budget, deliver, add_special = api.add_special_tokens,
+       number = NumberOf(api.tenant), thinking_budget = *api.thinking_token_budget, deliver,
+       add_special = api.add_special_tokens,
        max_tokens = cuts ? options_.limits.max_tokenized : limits.max_context, cuts]() mutable {
         deliver(OrNoMemory([&]() -> absl::StatusOr<Encoded> {
           auto words = model.encoder.EncodeBadWords(bad_words);
@@ -396,6 +403,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
           encoded.prompt = std::move(prompt->tokens);
           encoded.in_reasoning = prompt->in_reasoning;
           encoded.constraint = std::move(prompt->constraint);
+          if (encoded.constraint) encoded.constraint.tenant = number;
           encoded.thinking = std::move(prompt->thinking);
           encoded.argument_types = std::move(prompt->argument_types);
           return std::move(encoded);

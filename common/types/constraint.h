@@ -19,6 +19,9 @@ struct Constraint {
   };
   Kind kind = Kind::kNone;
   std::string text;
+  // Whose it is: grammars of several tenants are compiled in turn. Only this number's being equal
+  // to another one says anything.
+  std::uint32_t tenant = 0;
 
   explicit operator bool() const { return kind != Kind::kNone; }
   bool operator==(const Constraint&) const = default;

@@ -114,6 +114,7 @@ void ToProto(const SamplingParams& sampling, v1::Sampling* proto) {
   if (sampling.constraint) {
     proto->mutable_constraint()->set_kind(enums::FindWire(kKinds, sampling.constraint.kind));
     proto->mutable_constraint()->set_text(sampling.constraint.text);
+    proto->mutable_constraint()->set_tenant(sampling.constraint.tenant);
   }
   if (const ThinkingLimit& limit = sampling.thinking) {
     v1::ThinkingLimit& thinking = *proto->mutable_thinking();
@@ -148,6 +149,7 @@ absl::Status FromProto(absl::string_view field, const v1::Sampling& proto,
     s.Update(enums::FindDomain(absl::StrCat(field, ".constraint.kind"), kKinds,
                                proto.constraint().kind(), sampling.constraint.kind));
     sampling.constraint.text = proto.constraint().text();
+    sampling.constraint.tenant = proto.constraint().tenant();
   }
   if (proto.has_thinking()) {
     s.Update(FromProto(absl::StrCat(field, ".thinking"), proto.thinking(), sampling.thinking));

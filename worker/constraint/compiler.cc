@@ -1,5 +1,6 @@
 #include "worker/constraint/compiler.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -65,9 +66,12 @@ std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constra
     entry->done_ = true;
     return entry;
   }
-  if (queue_.size() >= options_.queue || stops_) {
+  const auto of_tenant = static_cast<std::size_t>(std::ranges::count(
+      queue_, constraint.tenant, [](const auto& one) { return one->constraint.tenant; }));
+  if (queue_.size() >= options_.queue ||
+      of_tenant >= std::max<std::size_t>(1, options_.queue * 3 / 4) || stops_) {
     entry->grammar_ = Refusal(absl::StatusCode::kResourceExhausted,
-                              absl::StrCat(options_.queue, " others wait to be compiled"));
+                              absl::StrCat(queue_.size(), " others wait to be compiled"));
     entry->done_ = true;
     return entry;
   }
@@ -109,12 +113,29 @@ void GrammarCompiler::Loop() {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &GrammarCompiler::HasWorkOrStops));
       if (stops_) return;
-      entry = std::move(queue_.front());
-      queue_.pop_front();
+      entry = TakeNext();
     }
     Finish(entry, Compile(*entry));
     on_done_();
   }
+}
+
+std::shared_ptr<GrammarCompiler::Entry> GrammarCompiler::TakeNext() {
+  const auto last_turn = [&](const std::shared_ptr<Entry>& entry) {  // 0: none
+    const auto found = std::ranges::find(turns_, entry->constraint.tenant);
+    return found == turns_.end() ? 0 : found - turns_.begin() + 1;
+  };
+  const auto next = std::ranges::min_element(queue_, {}, last_turn);
+  std::shared_ptr<Entry> entry = std::move(*next);
+  queue_.erase(next);
+  std::erase(turns_, entry->constraint.tenant);
+  // Who does not wait needs no place among the turns, and is first when it comes again.
+  std::erase_if(turns_, [&](std::uint32_t tenant) {
+    return std::ranges::none_of(queue_,
+                                [&](const auto& one) { return one->constraint.tenant == tenant; });
+  });
+  turns_.push_back(entry->constraint.tenant);
+  return entry;
 }
 
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const Entry& entry) {

@@ -1,13 +1,14 @@
 // The compiled grammars of a worker: each constraint is compiled once, in another process, and kept
 // while there is room.
 //
+// Tenants take turns: before a tenant's next constraint, one of each other tenant that waits.
+//
 // Any thread may call it; no call waits for a compile. One thread of its own feeds the process.
 // Both start with the first constraint.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -34,7 +36,8 @@ struct CompilerOptions {
   std::string program = "/proc/self/exe";
   CompileLimits limits;
   CompilePriority priority;
-  std::size_t queue = 64;               // constraints that wait; more are refused
+  // Constraints that wait; more are refused. Those of one tenant take 3/4 of the places at most.
+  std::size_t queue = 64;
   std::size_t cache_bytes = 64u << 20;  // of grammars and texts
   // From the first request for a constraint to its grammar.
   absl::Duration patience = absl::Seconds(30);
@@ -96,6 +99,9 @@ class GrammarCompiler {
   bool HasWorkOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return stops_ || !queue_.empty();
   }
+  // The next constraint to compile, which leaves the queue: of those that wait, the first one of
+  // the tenant whose last turn was longest ago.
+  std::shared_ptr<Entry> TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const Entry& entry);
   void Finish(const std::shared_ptr<Entry>& entry,
               absl::StatusOr<std::shared_ptr<const Grammar>> grammar) ABSL_LOCKS_EXCLUDED(mu_);
@@ -112,7 +118,9 @@ class GrammarCompiler {
 
   mutable absl::Mutex mu_;
   bool stops_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<std::shared_ptr<Entry>> queue_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Entry>> queue_ ABSL_GUARDED_BY(mu_);  // in the order they came
+  // The tenants that had turns since the queue was empty, each once, the last turn last.
+  std::vector<std::uint32_t> turns_ ABSL_GUARDED_BY(mu_);
   Entries entries_ ABSL_GUARDED_BY(mu_);  // the one used last comes first
   // Keys view the texts of entries_.
   absl::flat_hash_map<Key, Entries::iterator> by_key_ ABSL_GUARDED_BY(mu_);

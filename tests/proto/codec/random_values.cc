@@ -70,7 +70,9 @@ SamplingParams RandomValues::Sampling() {
     sampling.thinking.forced.push_back(Token());
   }
   if (Flip()) {
-    sampling.constraint = {.kind = static_cast<Constraint::Kind>(1 + Below(4)), .text = Text()};
+    sampling.constraint = {.kind = static_cast<Constraint::Kind>(1 + Below(4)),
+                           .text = Text(),
+                           .tenant = static_cast<std::uint32_t>(Below(1000))};
   }
   for (std::uint64_t words = Below(3); words > 0; --words) {
     sampling.bad_words.push_back(Tokens(4));

@@ -3,6 +3,12 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
 #include "tests/worker/constraint/room.h"
 #include "tests/worker/constraint/small_vocabulary.h"
 
@@ -17,6 +23,11 @@ class CompilerTest : public ::testing::Test {
         std::move(options), words, *GrammarVocabulary::Create(words), clock_, [this] {
           absl::MutexLock lock(&mu_);
           ++done_;
+          for (std::size_t i = 0; i < watched_.size(); ++i) {
+            if (compiler_->IsDone(*watched_[i]) && std::ranges::count(order_, i) == 0) {
+              order_.push_back(i);
+            }
+          }
         });
   }
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const Constraint& constraint) {
@@ -31,6 +42,8 @@ class CompilerTest : public ::testing::Test {
   SharedClock clock_;
   absl::Mutex mu_;
   int done_ = 0;
+  std::vector<std::shared_ptr<const GrammarCompiler::Entry>> watched_;
+  std::vector<std::size_t> order_;  // in which the watched ones were done
   std::unique_ptr<GrammarCompiler> compiler_;
 };
 
@@ -191,12 +204,12 @@ TEST_F(CompilerTest, SaysThatTheProcessCannotBeStarted) {
 
 TEST_F(CompilerTest, HasABoundedQueue) {
   CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
-  options.queue = 2;
+  options.queue = 3;
   options.limits.cpu_us = 60'000'000;
   Start(options);
   std::vector<std::shared_ptr<const GrammarCompiler::Entry>> entries;
   for (int i = 0; i < 4; ++i) entries.push_back(compiler_->Get(SlowConstraint(i)));
-  // One may already be in the process, and two have places.
+  // One may already be in the process, and two have places. The third is for other tenants.
   EXPECT_FALSE(compiler_->IsDone(*entries[0]));
   int refused = 0;
   for (const auto& entry : entries) {
@@ -207,7 +220,32 @@ TEST_F(CompilerTest, HasABoundedQueue) {
   }
   EXPECT_GE(refused, 1);
   EXPECT_LE(refused, 2);
+  EXPECT_FALSE(compiler_->IsDone(*compiler_->Get(OfTenant(1, SlowConstraint(4)))));
   compiler_.reset();  // does not wait for them
+}
+
+// A tenant with many grammars, each of which takes all the time that it may, makes others wait for
+// one of them.
+TEST_F(CompilerTest, TenantsTakeTurns) {
+  Start(SmallCompiler(FLOTILLA_PROGRAM));
+  {
+    absl::MutexLock lock(&mu_);
+    const auto watch = [&](std::uint32_t tenant, const Constraint& constraint) {
+      watched_.push_back(compiler_->Get(OfTenant(tenant, constraint)));
+    };
+    for (int i = 0; i < 4; ++i) watch(7, SlowConstraint(i));
+    for (const char* text : {"a+", "b+"}) watch(8, Regex(text));
+    watch(9, Regex("c+"));
+  }
+  for (const auto& entry : watched_) Await(*entry);
+  AwaitThat([&] {
+    absl::MutexLock lock(&mu_);
+    return order_.size() == watched_.size();
+  });
+  absl::MutexLock lock(&mu_);
+  // The first one may be taken before the others come.
+  EXPECT_EQ(order_, (std::vector<std::size_t>{0, 4, 6, 1, 5, 2, 3}));
+  EXPECT_TRUE(compiler_->GrammarOf(*watched_[5]).ok());
 }
 
 TEST_F(CompilerTest, GivesUpWhatWaitsTooLong) {

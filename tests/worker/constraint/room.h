@@ -49,6 +49,11 @@ inline CompilerOptions SmallCompiler(std::string program) {
 
 inline Constraint Regex(const std::string& text) { return {Constraint::Kind::kRegex, text}; }
 
+inline Constraint OfTenant(std::uint32_t tenant, Constraint constraint) {
+  constraint.tenant = tenant;
+  return constraint;
+}
+
 // Repetitions of so many classes, of which each is another one: what is equal is compiled once.
 inline std::string ManyClasses(int count) {
   std::string text;
