@@ -408,7 +408,7 @@ absl::StatusOr<GenerateRequest> Validator::Validate(ApiRequest api,
     std::visit([&](auto member) { SetDefault(row, api.*member); }, row.asked);
   }
   api.timeout_absent = !api.timeout_ms.has_value();
-  api.timeout_ms = api.timeout_ms.value_or(limits_.default_timeout_ms);
+  if (api.timeout_absent && !api.is_line) api.timeout_ms = limits_.default_timeout_ms;
   return GenerateRequest(std::move(api));
 }
 

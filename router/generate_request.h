@@ -42,6 +42,8 @@ struct ApiRequest : RequestParameters {
   // Nobody waits for it: it gets the lowest priority, the limits of its key do not count it, and
   // the histograms of times to tokens neither.
   bool background = false;
+  // A line of a file: its run waits as long as it takes, so without timeout_ms it has no deadline.
+  bool is_line = false;
   std::int64_t waited_ns = 0;   // from its arrival to its start
   bool timeout_absent = false;  // timeout_ms is the server's limit; the validator sets it
   // The name of the request in logs if the client gave it none. No answer contains it.

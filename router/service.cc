@@ -301,7 +301,9 @@ TokenizedRequest ServiceImpl::Resolve(const ApiRequest& api, const ModelLimits& 
   request.logprobs.output_top = static_cast<std::int32_t>(api.logprobs.value_or(LogprobSpec::kOff));
   request.logprobs.prompt_top =
       static_cast<std::int32_t>(api.prompt_logprobs.value_or(LogprobSpec::kOff));
-  request.deadline_ns = clock_->NowNs() - api.waited_ns + *api.timeout_ms * 1'000'000;
+  if (api.timeout_ms.has_value()) {
+    request.deadline_ns = clock_->NowNs() - api.waited_ns + *api.timeout_ms * 1'000'000;
+  }
   request.deadline_absent = api.timeout_absent;
   request.priority = static_cast<std::int32_t>(*api.priority);
   request.tenant = api.tenant;

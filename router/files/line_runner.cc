@@ -123,6 +123,7 @@ void LineRunner::Send(std::size_t line, Flight& flight) {
   request.path = flight.request().url;
   request.tenant = parts_.tenant;
   request.background = parts_.background;
+  request.is_line = true;
   // The service makes a request's seed of its client's name, unless the request has one. So the
   // answer depends neither on when it is computed, nor on how often the batch is run.
   request.request_id = parts_.core->custom_id(line);

@@ -406,6 +406,7 @@ std::unique_ptr<HttpExchange> ApiHandler::Generate(Body parse_body, HttpRequest&
       prompt.tenant = from.tenant;
       prompt.max_priority = from.max_priority;
       prompt.background = from.background;
+      prompt.is_line = from.is_line;
       prompt.waited_ns = WaitedNs(from);
       prompt.trace = from.trace;
       prompt.label = from.request_id;

@@ -44,6 +44,7 @@ struct HttpRequest {
   std::string tenant;               // as the key or the tenant header says
   std::int64_t max_priority = 100;  // as the key says
   bool background = false;          // nobody waits for it: it is a line of a batch
+  bool is_line = false;             // of a file, see ApiRequest
   bool preflight = false;           // as HttpAdmission says
   TraceContext trace;               // of a valid traceparent; else all zero
   std::chrono::steady_clock::time_point came;  // when it was whole

@@ -43,6 +43,7 @@ TEST_F(FilesRoomTest, ABatchIsAnsweredInTwoFiles) {
   EXPECT_EQ(Batch("a", id).status, BatchStatus::kInProgress);
   ASSERT_EQ(handler_.requests.size(), 4u);  // the concurrency
   EXPECT_TRUE(handler_.requests[0].background && handler_.requests[0].client_named);
+  EXPECT_TRUE(handler_.requests[0].is_line);
   EXPECT_EQ(handler_.requests[0].tenant, "a");
   handler_.Answer(400);
   handler_.Answer();

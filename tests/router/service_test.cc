@@ -145,6 +145,25 @@ TEST_F(ServiceTest, PublicIdsAreRandomInEachBit) {
   EXPECT_EQ(always, std::vector<std::uint8_t>(16, 0));
 }
 
+// Clients wait 10 minutes, unless they say otherwise. Files are answered however long it takes.
+TEST_F(ServiceTest, LinesOfFilesHaveNoDeadlineButTheirOwn) {
+  testing::FakeEngine engine(Manual());
+  Make(&engine);
+  for (const bool is_line : {false, true}) {
+    for (const std::optional<std::int64_t> timeout_ms : {std::optional<std::int64_t>(), {5000}}) {
+      Recorder recorder;
+      ApiRequest api{.prompt = std::vector<std::int64_t>{1}};
+      api.is_line = is_line;
+      api.timeout_ms = timeout_ms;
+      auto generation = Start(api, &recorder);
+      dispatcher_.RunOne();
+      const TokenizedRequest request = engine.submitted().back();
+      EXPECT_EQ(request.has_own_deadline(), timeout_ms.has_value());
+      EXPECT_EQ(request.deadline_ns.has_value(), timeout_ms.has_value() || !is_line);
+    }
+  }
+}
+
 TEST_F(ServiceTest, CancelBeforeThePromptIsEncodedNeverReachesTheEngine) {
   testing::FakeEngine engine(Manual());
   Make(&engine);
