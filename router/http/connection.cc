@@ -263,6 +263,7 @@ void Connection::PassBody() {
 void Connection::ResumeBody() {
   if (state_ != State::kReadingBody || !std::exchange(body_paused_, false)) return;
   Guarded([&] {
+    Enter(State::kReadingBody);  // a body that goes on is not slow, however long it takes
     SetDeadline(owner_->limits().body_timeout);
     Read();
   });

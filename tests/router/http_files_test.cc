@@ -1,5 +1,7 @@
 // /v1/files and /v1/batches over a socket: uploads of any size in bounded memory, tenants that do
 // not see each other, and clients that break the rules.
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -25,7 +27,7 @@ class HttpFilesTest : public HttpTest {
     server_.reset();
     files_.reset();
   }
-  void ServeFiles(FileLimits limits = {}, bool manual = false) {
+  void ServeFiles(FileLimits limits = {}, bool manual = false, HttpServerOptions http = {}) {
     testing::FakeEngineOptions engine;
     engine.description.vocab_size = text_.tokenizer->vocab_size();
     engine.description.max_context = 2048;
@@ -42,7 +44,6 @@ class HttpFilesTest : public HttpTest {
          .limits = limits,
          .now_s = [] { return std::int64_t{1'700'000'000}; }},
         {.service = service_.get(), .clock = &clock_, .log = &log_, .metrics = &metrics_});
-    HttpServerOptions http;
     http.port = 0;
     http.files = files_.get();
     http.files_metrics = &metrics_;
@@ -229,6 +230,38 @@ TEST_F(HttpFilesTest, AClientThatLeavesLeavesNothing) {
   }
   EXPECT_TRUE(Await([&] { return Stored() == 0; }));
   EXPECT_EQ(Upload(Form("x")).status, 200);
+}
+
+// Where there are as many connections as allowed, an upload that stands still gives its place to a
+// new connection, and not one that began earlier and goes on.
+TEST_F(HttpFilesTest, AnUploadThatGoesOnIsNotSlow) {
+  HttpServerOptions http;
+  http.max_connections = 2;
+  http.limits.fresh = http.limits.slow_body = absl::ZeroDuration();
+  ServeFiles({}, false, http);
+  const std::string form = Form(std::string(300'000, 'x'));
+  const auto begin = [&](HttpClient& client) {
+    client.Send(absl::StrCat(
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: ", form.size(),
+        "\r\ncontent-type: multipart/form-data; boundary=B\r\n\r\n", form.substr(0, 1000)));
+  };
+  HttpClient goes_on(port_), stands_still(port_);
+  begin(goes_on);
+  ASSERT_TRUE(Await([&] { return Stored() == 1; }));
+  begin(stands_still);
+  ASSERT_TRUE(Await([&] { return Stored() == 2; }));
+  goes_on.Send(form.substr(1000, 200'000));
+  ASSERT_TRUE(Await([&] {
+    std::uintmax_t most = 0;
+    for (const auto& file : std::filesystem::directory_iterator(scratch_.path() + "/files/data")) {
+      most = std::max(most, file.file_size());
+    }
+    return most > 100'000;
+  }));
+  EXPECT_EQ(HttpClient(port_).Call("GET", "/health").status, 200);
+  goes_on.Send(form.substr(201'000));
+  EXPECT_EQ(goes_on.Read().status, 200);
+  EXPECT_TRUE(Await([&] { return Stored() == 1; }));
 }
 
 TEST_F(HttpFilesTest, ADownloadThatNobodyReadsHoldsTwoPieces) {
