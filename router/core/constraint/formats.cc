@@ -26,7 +26,10 @@ struct Format {
 // Without percent-encoding: the masks of a repeated group with alternatives take too long.
 #define FLOTILLA_PATH "[A-Za-z0-9._~!$&'()*+,;=:@/-]{0,250}"
 #define FLOTILLA_QUERY "[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,100}"
-#define FLOTILLA_REST "(?:/" FLOTILLA_PATH ")?(?:\\?" FLOTILLA_QUERY ")?(?:#" FLOTILLA_QUERY ")?"
+#define FLOTILLA_END "(?:\\?" FLOTILLA_QUERY ")?(?:#" FLOTILLA_QUERY ")?"
+#define FLOTILLA_REST "(?:/" FLOTILLA_PATH ")?" FLOTILLA_END
+// After two slashes comes a host.
+#define FLOTILLA_REFERENCE "(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@-]" FLOTILLA_PATH ")?)?" FLOTILLA_END
 
 constexpr Format kFormats[] = {
     {"date", "^" FLOTILLA_DATE "$"},
@@ -50,7 +53,7 @@ constexpr Format kFormats[] = {
     {"uuid", "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
     // RFC 3986, with a host.
     {"uri", "^[a-z][a-z0-9+.-]{1,15}://" FLOTILLA_HOST "(?::[1-9][0-9]{0,3})?" FLOTILLA_REST "$"},
-    {"uri-reference", "^" FLOTILLA_REST "$"},
+    {"uri-reference", "^" FLOTILLA_REFERENCE "$"},
     {"json-pointer", "^(?:/(?:[^~/]|~[01])*)*$"},
 };
 
