@@ -67,6 +67,9 @@ class GgufConfiguration final : public Configuration {
     if (const auto floats = file_.GetFloats(name); floats.ok()) {
       return std::vector<double>(floats->begin(), floats->end());
     }
+    if (const auto flags = file_.GetBools(name); flags.ok()) {
+      return std::vector<double>(flags->begin(), flags->end());
+    }
     const auto ints = file_.GetInts(name);
     if (!ints.ok()) return ints.status();
     return std::vector<double>(ints->begin(), ints->end());

@@ -17,6 +17,12 @@ constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr size_t kMaxKeyBytes = 65535;
 constexpr size_t kMaxTensorNameBytes = 63;
 constexpr uint32_t kMaxRank = 4;
+// What a head may have, so that it takes a bounded multiple of its bytes in memory. Published files
+// have some 60 values, 3,000 tensors, and arrays of half a million strings.
+constexpr uint64_t kMaxValues = 1 << 16;
+constexpr uint64_t kMaxTensorInfos = 1 << 18;
+constexpr uint64_t kMaxStrings = 1 << 22;
+constexpr uint64_t kMaxNumbers = 1 << 21;
 // Smallest encodings: a key of one byte with a one-byte value, and a tensor
 // with a one-byte name and one dimension. They bound the counts in the header.
 constexpr uint64_t kMinValueBytes = 8 + 1 + 4 + 1;
@@ -100,6 +106,11 @@ absl::Status WrongType(std::string_view key, std::string_view wanted) {
   return InvalidArgument("GGUF key ", Quote(key), " is not ", wanted);
 }
 
+absl::Status TooMany(std::string_view key, const GgufValue& value, uint64_t most) {
+  return InvalidArgument("GGUF key ", Quote(key), " has ", value.count, " elements, not at most ",
+                         most);
+}
+
 }  // namespace
 
 void GgufFile::ReleasePages() const {
@@ -171,9 +182,12 @@ class GgufFile::Reader {
     if (tensor_count_ > left() / kMinTensorBytes) {
       return Fail(Cat(tensor_count_, " tensors cannot fit into the file"));
     }
-    file.values_.reserve(value_count_);
-    file.tensors_.reserve(tensor_count_);
-    file.tensor_index_.reserve(tensor_count_);
+    if (value_count_ > kMaxValues) {
+      return Fail(Cat(value_count_, " values, not at most ", kMaxValues));
+    }
+    if (tensor_count_ > kMaxTensorInfos) {
+      return Fail(Cat(tensor_count_, " tensors, not at most ", kMaxTensorInfos));
+    }
   }
 
   void ReadValue(uint64_t index, GgufFile& file) {
@@ -380,6 +394,7 @@ absl::StatusOr<std::vector<std::string_view>> GgufFile::GetStrings(std::string_v
   if (value->type != GgufType::kArray || value->element_type != GgufType::kString) {
     return WrongType(key, "an array of strings");
   }
+  if (value->count > kMaxStrings) return TooMany(key, *value, kMaxStrings);
   std::vector<std::string_view> strings;
   strings.reserve(value->count);  // each took at least 8 bytes of the file
   for (size_t at = 0; at < value->bytes.size();) {
@@ -395,6 +410,7 @@ absl::StatusOr<std::vector<int64_t>> GgufFile::GetInts(std::string_view key) con
   if (value == nullptr) return Absent(key);
   const size_t width = ScalarBytes(value->element_type);
   if (value->type != GgufType::kArray || width == 0) return WrongType(key, "an array of integers");
+  if (value->count > kMaxNumbers) return TooMany(key, *value, kMaxNumbers);
   std::vector<int64_t> numbers;
   numbers.reserve(value->count);
   for (uint64_t i = 0; i < value->count; ++i) {
@@ -405,12 +421,26 @@ absl::StatusOr<std::vector<int64_t>> GgufFile::GetInts(std::string_view key) con
   return numbers;
 }
 
+absl::StatusOr<std::vector<bool>> GgufFile::GetBools(std::string_view key) const {
+  const GgufValue* value = Find(key);
+  if (value == nullptr) return Absent(key);
+  if (value->type != GgufType::kArray || value->element_type != GgufType::kBool) {
+    return WrongType(key, "an array of bools");
+  }
+  if (value->count > kMaxNumbers) return TooMany(key, *value, kMaxNumbers);
+  std::vector<bool> flags;
+  flags.reserve(value->count);
+  for (const std::byte flag : value->bytes) flags.push_back(flag != std::byte{0});
+  return flags;
+}
+
 absl::StatusOr<std::vector<float>> GgufFile::GetFloats(std::string_view key) const {
   const GgufValue* value = Find(key);
   if (value == nullptr) return Absent(key);
   if (value->type != GgufType::kArray || value->element_type != GgufType::kFloat32) {
     return WrongType(key, "an array of 32-bit floats");
   }
+  if (value->count > kMaxNumbers) return TooMany(key, *value, kMaxNumbers);
   std::vector<float> numbers(value->count);
   if (!numbers.empty()) std::memcpy(numbers.data(), value->bytes.data(), value->bytes.size());
   return numbers;

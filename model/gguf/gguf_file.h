@@ -81,6 +81,7 @@ class GgufFile {
   absl::StatusOr<std::string_view> GetString(std::string_view key) const;
   absl::StatusOr<std::vector<std::string_view>> GetStrings(std::string_view key) const;
   absl::StatusOr<std::vector<int64_t>> GetInts(std::string_view key) const;
+  absl::StatusOr<std::vector<bool>> GetBools(std::string_view key) const;
   absl::StatusOr<std::vector<float>> GetFloats(std::string_view key) const;
 
   // The same, with `fallback` if the key is absent. A wrong type is still an error, because a value

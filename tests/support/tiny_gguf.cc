@@ -223,6 +223,13 @@ void GgufBuilder::AddBool(std::string_view key, bool value) {
   Put<uint8_t>(values_, value);
 }
 
+void GgufBuilder::AddBools(std::string_view key, const std::vector<bool>& values) {
+  BeginValue(key, 9);
+  Put<uint32_t>(values_, 7);
+  Put<uint64_t>(values_, values.size());
+  for (const bool value : values) Put<uint8_t>(values_, value);
+}
+
 void GgufBuilder::AddString(std::string_view key, std::string_view value) {
   BeginValue(key, 8);
   PutString(values_, value);

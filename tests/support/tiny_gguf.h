@@ -22,6 +22,7 @@ class GgufBuilder {
   void AddUint64(std::string_view key, uint64_t value);
   void AddFloat(std::string_view key, float value);
   void AddBool(std::string_view key, bool value);
+  void AddBools(std::string_view key, const std::vector<bool>& values);
   void AddString(std::string_view key, std::string_view value);
   void AddStrings(std::string_view key, const std::vector<std::string>& values);
   void AddInts(std::string_view key, const std::vector<int32_t>& values);

@@ -73,6 +73,19 @@ TEST(Gguf, WrongTypesAndAbsentKeysAreErrors) {
   EXPECT_FALSE(file->GetInts("a.strings").ok());
 }
 
+// Elements of one byte would take eight each.
+TEST(Gguf, ArraysAreBounded) {
+  GgufBuilder builder;
+  builder.AddBools("short", {true, false});
+  builder.AddBools("long", std::vector<bool>((1 << 21) + 1));
+  const std::vector<std::byte> bytes = builder.Build();
+  const auto file = GgufFile::Parse(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(*file->GetBools("short"), ::testing::ElementsAre(true, false));
+  EXPECT_THAT(std::string(file->GetBools("long").status().message()),
+              HasSubstr("'long' has 2097153 elements, not at most 2097152"));
+}
+
 TEST(Gguf, EveryTruncationIsRefused) {
   const std::vector<std::byte> bytes = Sample().Build();
   // The last tensor's padding (12 bytes) carries nothing.
@@ -106,6 +119,20 @@ TEST(Gguf, RefusalsSayWhatAndWhere) {
       {"big endian", [&] { return Patched(sample(), 4, 3u << 24); }, "big-endian"},
       {"tensor count", [&] { return Patched(sample(), 8, ~0ull); }, "cannot fit"},
       {"value count", [&] { return Patched(sample(), 16, 1ull << 40); }, "cannot fit"},
+      {"values",
+       [&] {
+         std::vector<std::byte> file = Patched(sample(), 16, 65537ull);
+         file.resize(2 << 20);
+         return file;
+       },
+       "65537 values, not at most 65536"},
+      {"tensors",
+       [&] {
+         std::vector<std::byte> file = Patched(sample(), 8, 262145ull);
+         file.resize(16 << 20);
+         return file;
+       },
+       "262145 tensors, not at most 262144"},
       {"key length", [&] { return Patched(sample(), 24, ~0ull); }, "are left"},
       {"empty key",
        [] {
