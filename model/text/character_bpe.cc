@@ -6,6 +6,7 @@
 #include "common/types/text.h"
 #include "model/text/space_mark.h"
 #include "model/text/utf8.h"
+#include "model/text/vocabulary_trie.h"
 
 namespace flotilla::model {
 namespace {
@@ -63,11 +64,9 @@ absl::StatusOr<CharacterBpe> CharacterBpe::Create(const Vocabulary& vocabulary) 
   // Words begin with a space, and are independent of those before them only if this is a token.
   const auto space = bpe.characters_.find(' ');
   if (space == bpe.characters_.end() || space->second >= bpe.tokens_) bpe.cuts_at_spaces_ = false;
-  if (vocabulary.merges.empty()) {
-    bpe.MakeRules(vocabulary);
-  } else if (absl::Status status = bpe.ReadRules(vocabulary); !status.ok()) {
-    return status;
-  }
+  absl::Status status =
+      vocabulary.merges.empty() ? bpe.MakeRules(vocabulary) : bpe.ReadRules(vocabulary);
+  if (!status.ok()) return status;
   bpe.by_text_ = {};
   return bpe;
 }
@@ -117,7 +116,7 @@ absl::Status CharacterBpe::ReadRules(const Vocabulary& vocabulary) {
 }
 
 // The rank of a token is the number of those with a higher score.
-void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
+absl::Status CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
   const auto score = [&](TokenId id) {
     return vocabulary.scores.empty() ? 0.0 : vocabulary.scores[static_cast<size_t>(id)];
   };
@@ -129,6 +128,11 @@ void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
   uint32_t rank = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto& [id, text] = tokens[i];
+    // All its cuts are looked at.
+    if (text.size() > kMostTokenBytes) {
+      return InvalidArgument("tokenizer: token ", id, " has ", text.size(), " bytes, not at most ",
+                             kMostTokenBytes);
+    }
     if (i > 0 && score(id) != score(tokens[i - 1].first)) rank = static_cast<uint32_t>(i);
     for (size_t cut = EndOf(text, 0); cut < text.size(); cut = EndOf(text, cut)) {
       const TokenId left = SymbolOf(text.substr(0, cut)), right = SymbolOf(text.substr(cut));
@@ -136,6 +140,7 @@ void CharacterBpe::MakeRules(const Vocabulary& vocabulary) {
       merges_.AddMerge(left, right, id, rank, SeamOf(text.substr(0, cut), text.substr(cut)));
     }
   }
+  return absl::OkStatus();
 }
 
 void CharacterBpe::Encode(std::string_view text, bool after_space, PieceCache* cache,

@@ -51,7 +51,7 @@ class CharacterBpe {
   CharacterBpe() = default;
 
   absl::Status ReadRules(const Vocabulary& vocabulary);
-  void MakeRules(const Vocabulary& vocabulary);
+  absl::Status MakeRules(const Vocabulary& vocabulary);
   // The symbol of text that is a token or one character; -1: it is neither.
   TokenId SymbolOf(std::string_view text) const;
   // The seam of two texts that symbols stand for.

@@ -407,13 +407,6 @@ pcre2_jit_stack* StackOfThread(void* /*unused*/) {
   return stack.get();
 }
 
-// Processor time of the calling thread, which does not grow while others have the processor.
-int64_t ThreadNanoseconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
 std::unique_ptr<pcre2_match_context, FreeMatchContext> MakeLimits(uint32_t steps) {
   std::unique_ptr<pcre2_match_context, FreeMatchContext> limits(
       pcre2_match_context_create(nullptr));
@@ -424,6 +417,12 @@ std::unique_ptr<pcre2_match_context, FreeMatchContext> MakeLimits(uint32_t steps
 }
 
 }  // namespace
+
+int64_t ThreadNanoseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
 
 struct Pattern::Compiled {
   std::unique_ptr<pcre2_code, FreeCode> code;

@@ -3,6 +3,7 @@
 // A Pattern is immutable after creation; any number of threads may use it at once.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,6 +18,9 @@ namespace flotilla::model {
 // the reference tokenizers does not, so white space is spelled out.
 #define FLOTILLA_WHITE_SPACE \
   R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
+
+// Processor time of the calling thread, which does not grow while others have the processor.
+int64_t ThreadNanoseconds();
 
 class Pattern {
  public:

@@ -238,6 +238,8 @@ absl::StatusOr<Splitter> Splitter::Create(std::span<const TextStep> steps) {
       return Unimplemented("a pre-tokenizer that does not split text");
     }
     const bool to_bytes = step.kind == Kind::kByteLevel;
+    // Each one doubles the bytes of what is not ASCII.
+    if (byte_level && to_bytes) return Unimplemented("a pre-tokenizer with two steps ByteLevel");
     byte_level = byte_level || to_bytes;
     if (byte_level && step.kind == Kind::kMetaspace) {
       return Unimplemented("the pre-tokenizer Metaspace with ByteLevel in front of it");

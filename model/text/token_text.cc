@@ -16,11 +16,20 @@ namespace {
 using Kind = TextStep::Kind;
 
 constexpr size_t kMostDecoders = 16;
+constexpr size_t kMostPutIn = 256;  // bytes of what is put in; published ones have at most 3
 
 void ReplaceAll(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
+  size_t at = text.find(from);
+  if (at == std::string::npos) return;
+  std::string out;
+  out.reserve(text.size());
+  size_t begin = 0;
+  for (; at != std::string::npos; at = text.find(from, begin)) {
+    out.append(text, begin, at - begin).append(to);
+    begin = at + from.size();
   }
+  out.append(text, begin);
+  text = std::move(out);
 }
 
 // What BERT's decoder does with spaces before punctuation, token by token.
@@ -72,6 +81,11 @@ absl::StatusOr<TokenText> TokenText::Create(std::span<const TextStep> steps) {
         fused = true;
         continue;
       case Kind::kReplace: {
+        if (step.text.size() > kMostPutIn) {
+          return Unimplemented("a decoder that puts ", step.text.size(), " bytes, not at most ",
+                               kMostPutIn);
+        }
+        result.has_patterns_ = result.has_patterns_ || step.has(TextStep::kRegex);
         auto pattern = step.has(TextStep::kRegex)
                            ? Pattern::Regex(step.pattern)
                            : absl::StatusOr<Pattern>(Pattern::Text(step.pattern));
@@ -99,7 +113,8 @@ absl::StatusOr<TokenText> TokenText::Create(std::span<const TextStep> steps) {
   return result;
 }
 
-std::string TokenText::Of(std::string_view token, bool first) const {
+absl::StatusOr<std::string> TokenText::Of(std::string_view token, bool first) const {
+  const size_t most = 32 * token.size() + 4096;
   std::string text(token);
   for (const Step& by : steps_) {
     const TextStep& step = by.step;
@@ -120,8 +135,12 @@ std::string TokenText::Of(std::string_view token, bool first) const {
         const auto all = by.pattern->Split(
             text, [&](std::string_view part, bool matches) -> absl::StatusOr<bool> {
               out += matches ? std::string_view(step.text) : part;
-              return true;
+              return out.size() <= most;
             });
+        if (out.size() > most) {
+          return InvalidArgument("tokenizer: the decoder makes a token of ", token.size(),
+                                 " bytes longer than ", most);
+        }
         if (all.ok()) text = std::move(out);
         break;
       }

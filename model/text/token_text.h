@@ -23,11 +23,13 @@ class TokenText {
   static absl::StatusOr<TokenText> Create(std::span<const TextStep> steps);
 
   // The bytes that `token` stands for, which are not always whole characters. `first`: it is the
-  // first of its text.
-  std::string Of(std::string_view token, bool first) const;
+  // first of its text. INVALID_ARGUMENT: it becomes more than 32 times as long and 4 KiB.
+  absl::StatusOr<std::string> Of(std::string_view token, bool first) const;
 
   // Whether the first token may stand for other bytes than it does behind others.
   bool first_differs() const { return first_differs_; }
+  // Whether it matches regular expressions, whose time depends on the token.
+  bool has_patterns() const { return has_patterns_; }
   // Whether a text loses a space at its beginning, besides.
   bool strips_first_space() const { return strips_first_space_; }
 
@@ -41,6 +43,7 @@ class TokenText {
 
   std::vector<Step> steps_;
   bool first_differs_ = false;
+  bool has_patterns_ = false;
   bool strips_first_space_ = false;
 };
 

@@ -11,6 +11,7 @@
 #include "model/text/byte_level.h"
 #include "model/text/characters.h"
 #include "model/text/detokenizer.h"
+#include "model/text/pattern.h"
 #include "model/text/space_mark.h"
 #include "model/text/utf8.h"
 
@@ -18,6 +19,27 @@ namespace flotilla::model {
 namespace {
 
 constexpr uint64_t kMaxVocab = 1 << 20;
+
+// Bounds the processor time that the patterns of a file take for its own tokens. Each text has a
+// bound of its own, of which a vocabulary of many tokens would take many.
+class LoadTime {
+ public:
+  absl::Status Check() const {
+    if (ThreadNanoseconds() - begin_ <= kMost) return absl::OkStatus();
+    return InvalidArgument("tokenizer: its patterns take more than ", kMost / 1'000'000,
+                           " ms for its own tokens");
+  }
+
+ private:
+  static constexpr int64_t kMost = 300'000'000;
+  const int64_t begin_ = ThreadNanoseconds();
+};
+
+absl::Status CheckAddedToken(TokenId id, std::string_view text) {
+  if (text.size() <= AddedTokens::kMostBytes) return absl::OkStatus();
+  return InvalidArgument("tokenizer: the added token ", id, " has ", text.size(),
+                         " bytes, not at most ", AddedTokens::kMostBytes);
+}
 
 absl::Status TooMany(size_t max_tokens) {
   return absl::OutOfRangeError(Cat("the text has more than ", max_tokens, " tokens"));
@@ -76,11 +98,13 @@ const AddedTokenRule& Tokenizer::RuleOf(TokenId id) const {
 
 absl::StatusOr<Tokenizer::NormalForms> Tokenizer::ReadNormalForms(const TokenizerBundle& bundle) {
   NormalForms forms;
+  const LoadTime time;
   for (const AddedTokenRule& rule : bundle.added_rules) {
     const auto place = static_cast<size_t>(rule.id);
     if (!rule.normalized || place >= bundle.tokens.size()) continue;
     std::string form = bundle.tokens[place];
     if (FindInvalidUtf8(form) != std::string::npos) continue;
+    if (absl::Status status = CheckAddedToken(rule.id, form); !status.ok()) return status;
     bool keeps_begin = true;
     absl::Status status;
     if (pipeline_.has_value()) {
@@ -88,6 +112,8 @@ absl::StatusOr<Tokenizer::NormalForms> Tokenizer::ReadNormalForms(const Tokenize
     } else if (pretokenizer_.has_value()) {
       form = pretokenizer_->Normalize(form);
     }
+    if (status.ok()) status = CheckAddedToken(rule.id, form);
+    if (status.ok()) status = time.Check();
     if (!status.ok()) return status;
     forms.emplace(rule.id, std::move(form));
   }
@@ -119,18 +145,29 @@ absl::StatusOr<std::vector<std::string>> Tokenizer::ReadTexts(const TokenizerBun
   for (const std::string& token : bundle.tokens) most += 4 * token.size();
   const TokenText& decoder = pipeline_->token_text();
   size_t total = 0;
+  const LoadTime time;
   for (size_t i = 0; i < bundle.tokens.size(); ++i) {
     const auto id = static_cast<TokenId>(i);
     const bool control = bundle.kinds[i] == Kind::kControl || bundle.kinds[i] == Kind::kUnknown;
     const bool special = control && !RuleOf(id).byte;
     const auto form = normal.find(id);
     const std::string& token = form == normal.end() ? bundle.tokens[i] : form->second;
-    texts.push_back(special ? bundle.tokens[i] : decoder.Of(token, /*first=*/false));
+    if (special) {
+      texts.push_back(bundle.tokens[i]);
+    } else {
+      absl::StatusOr<std::string> text = decoder.Of(token, /*first=*/false);
+      if (!text.ok()) return text.status();
+      texts.push_back(*std::move(text));
+    }
     total += texts.back().size();
     if (decoder.first_differs() && !special) {
-      std::string first = decoder.Of(token, /*first=*/true);
-      total += first.size();
-      if (first != texts.back()) first_bytes_.emplace(id, std::move(first));
+      absl::StatusOr<std::string> first = decoder.Of(token, /*first=*/true);
+      if (!first.ok()) return first.status();
+      total += first->size();
+      if (*first != texts.back()) first_bytes_.emplace(id, *std::move(first));
+    }
+    if (decoder.has_patterns()) {
+      if (absl::Status status = time.Check(); !status.ok()) return status;
     }
     if (total > most) return InvalidArgument("tokenizer: the decoder makes the tokens too large");
   }
@@ -203,13 +240,7 @@ absl::Status Tokenizer::AddToken(TokenId id, std::string_view token, const Norma
   const AddedTokenRule& rule = RuleOf(id);
   const bool special = IsSpecial(id);
   const auto form = normal.find(id);
-  for (const std::string_view text :
-       {token, form == normal.end() ? token : std::string_view(form->second)}) {
-    if (text.size() > AddedTokens::kMostBytes) {
-      return InvalidArgument("tokenizer: the added token ", id, " has ", text.size(),
-                             " bytes, not at most ", AddedTokens::kMostBytes);
-    }
-  }
+  if (absl::Status status = CheckAddedToken(id, token); !status.ok()) return status;
   written_.Add(token, id, special, rule);
   if (form == normal.end()) in_text_.Add(token, id, special, rule);
   if (form == normal.end() || special) in_guarded_text_.Add(token, id, special, rule);

@@ -354,6 +354,30 @@ TEST(TokenText, WhatNeedsManyTokensIsRefused) {
   EXPECT_TRUE(absl::IsUnimplemented(TokenText::Create({&changes, 1}).status()));
 }
 
+TEST(TokenText, TokensDoNotGrowWithoutBound) {
+  const TextStep grow{.kind = Kind::kReplace, .pattern = "a", .text = std::string(200, 'a')};
+  const std::vector<TextStep> steps(8, grow);
+  const auto decoder = TokenText::Create(steps);
+  ASSERT_TRUE(decoder.ok()) << decoder.status();
+  EXPECT_THAT(Message(decoder->Of("a", true).status()), HasSubstr("of 1 bytes longer than 4128"));
+  const TextStep wide{.kind = Kind::kReplace, .pattern = "a", .text = std::string(257, 'a')};
+  EXPECT_THAT(Message(TokenText::Create({&wide, 1}).status()), HasSubstr("puts 257 bytes"));
+  // Many marks in one token are one walk through it.
+  const TextStep marks{.kind = Kind::kMetaspace};
+  const auto spaces = TokenText::Create({&marks, 1});
+  std::string many;
+  for (int i = 0; i < 1 << 18; ++i) many += kMark;
+  const std::clock_t begin = std::clock();
+  EXPECT_EQ(spaces->Of(many, false).value_or(""), std::string(1 << 18, ' '));
+  EXPECT_LT(std::clock() - begin, CLOCKS_PER_SEC);
+}
+
+// Each prompt would have twice the bytes with each step.
+TEST(Splitter, OneStepIsByteLevel) {
+  const std::vector<TextStep> twice(2, {.kind = Kind::kByteLevel});
+  EXPECT_THAT(Message(Splitter::Create(twice).status()), HasSubstr("two steps ByteLevel"));
+}
+
 // "_a", "b", "ab" and more, with <unk>, </s> and a token that is added.
 TokenizerBundle Pieces(std::string_view kind) {
   TokenizerBundle bundle;
@@ -459,6 +483,38 @@ TEST(PieceModels, VocabulariesThatContradictThemselvesAreRefused) {
   EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("token 5 has 513 bytes"));
   bundle.steps.reset();
   EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("'bert' has no steps"));
+}
+
+// A token's text has a bound of time; that of all of them has one, too.
+TEST(PieceModels, PatternsOfAFileTakeLittleTimeForItsTokens) {
+  TokenizerBundle bundle = Pieces("t5");
+  bundle.steps->decoder = {
+      {.kind = Kind::kReplace, .flags = TextStep::kRegex, .pattern = "(?:a|a)+[bc]", .text = "x"}};
+  const auto refusal = [&] {
+    const std::clock_t begin = std::clock();
+    const std::string message = Message(Tokenizer::Create(bundle).status());
+    EXPECT_LT(std::clock() - begin, 10 * CLOCKS_PER_SEC);
+    return message;
+  };
+  EXPECT_EQ(refusal(), "");
+  for (int i = 0; i < 20'000; ++i) {
+    bundle.tokens.push_back(absl::StrCat(std::string(60, 'a'), i));
+    bundle.kinds.push_back(TokenKind::kNormal);
+    bundle.scores.push_back(-10);
+  }
+  EXPECT_THAT(refusal(), HasSubstr("more than 300 ms for its own tokens"));
+}
+
+TEST(PieceModels, NormalFormsOfAddedTokensAreShort) {
+  TokenizerBundle bundle = Pieces("t5");
+  bundle.steps->normalizer = {
+      {.kind = Kind::kReplace, .pattern = "a", .text = std::string(200, 'a')}};
+  bundle.added_rules = {{.id = 2, .normalized = true}};
+  EXPECT_EQ(Message(Tokenizer::Create(bundle).status()), "");
+  for (const char* text : {"aa", "a"}) {
+    bundle.tokens[2] = text == std::string("aa") ? text : std::string(257, 'x');
+    EXPECT_THAT(Message(Tokenizer::Create(bundle).status()), HasSubstr("not at most 256"));
+  }
 }
 
 // Quadratic work would take hours here.

@@ -454,6 +454,9 @@ TEST(Tokenizer, AContradictionInAVocabularyOfCharactersIsRefused) {
   EXPECT_THAT(refusal([](auto& b) { b.scores.pop_back(); }), HasSubstr("scores"));
   EXPECT_THAT(refusal([](auto& b) { b.tokens[9] = "<0xZZ>"; }), HasSubstr("token 9"));
   EXPECT_THAT(refusal([](auto& b) { b.merges = {"a nosuch"}; }), HasSubstr("merge rule 0"));
+  // Rules are made of all its cuts.
+  EXPECT_THAT(refusal([](auto& b) { b.tokens.back() = std::string(513, 'a'); }),
+              HasSubstr("has 513 bytes, not at most 512"));
 }
 
 // A text without spaces that repeats itself is one word. Its time grows with its length.
