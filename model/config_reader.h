@@ -29,6 +29,7 @@ class ConfigReader {
   void Require(bool holds, std::string_view key, std::string_view problem) {
     if (!holds) Fail(InvalidArgument(Stated(key), " ", problem));
   }
+  bool Has(std::string_view key) const { return in_.Has(key); }
   // "KEY = VALUE" as the file has them; the key alone if its value is not an integer.
   std::string Stated(std::string_view key) const {
     const auto value = in_.Has(key) ? in_.Uint(key) : absl::NotFoundError("");

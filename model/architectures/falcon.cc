@@ -14,6 +14,11 @@ extern const Architecture kFalcon = {
       if (reader.hf() && !groups && in.Bool("multi_query", true)) reader.SetKvHeads(1);
       reader.layer().ffn = {.activation = Activation::kGelu, .gated = false};
       reader.ReadSizes(NormKind::kLayer, /*ffn_factor=*/4);
+      // llama.cpp's files do not state the base of RoPE, which is 500042 in Falcon 11B alone.
+      const bool is_11b =
+          !reader.hf() && in.Uint("block_count", 1, 512) == 60 && spec.hidden == 4096;
+      in.Require(!is_11b || in.Has("rope.freq_base"), "rope.freq_base",
+                 "is missing, and is not 10000 in Falcon 11B: use the Hugging Face folder");
       reader.ReadRope(Pairs::kHalves, Pairs::kHalves);
       in.Require(!in.Bool("alibi", false), "alibi", "is true, which is not supported");
       in.Require(in.Bool("parallel_attn", true), "parallel_attn",

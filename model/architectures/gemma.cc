@@ -26,7 +26,10 @@ void ReadGemma(DenseReader& reader, int version) {
     reader.ReadActivation("feed_forward.gate_activation");
   }
   spec.embedding_factor = std::sqrt(static_cast<float>(spec.hidden));
-  const float local_base = version == 3 ? in.Float("rope.freq_base_swa", 1, 1e9, 10000.0) : 0;
+  // Some files of llama.cpp have the second name.
+  const char* base = "rope.freq_base_swa";
+  if (!in.Has(base) && in.Has("rope.local.freq_base")) base = "rope.local.freq_base";
+  const float local_base = version == 3 ? in.Float(base, 1, 1e9, 10000.0) : 0;
   reader.ReadRope(Pairs::kHalves, Pairs::kHalves, local_base);
   if (version >= 2) {
     // llama.cpp's files do not say what the largest models do.

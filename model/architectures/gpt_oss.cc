@@ -29,13 +29,22 @@ extern const Architecture kGptOss = {
       if (reader.hf()) {
         // One tensor for all experts, gate and up in turn. Inputs are along its rows, but if it is
         // quantised.
-        const Tensor* const first =
-            checkpoint.FindTensor("model.layers.0.mlp.experts.gate_up_proj");
-        const bool quantised = first != nullptr && first->composite != nullptr;
+        const auto is_quantised = [&](const std::string& name) {
+          const Tensor* const first = checkpoint.FindTensor("model.layers.0.mlp.experts." + name);
+          const bool quantised = first != nullptr && first->composite != nullptr;
+          for (const Tensor& tensor : checkpoint.tensors()) {
+            if (!tensor.name.ends_with(".mlp.experts." + name)) continue;
+            if ((tensor.composite != nullptr) == quantised) continue;
+            in.Fail(InvalidArgument(tensor.name, quantised ? " is not" : " is",
+                                    " quantised, unlike that of layer 0"));
+          }
+          return quantised;
+        };
         reader.ExpertLinear(kRouter, "", "mlp.router", kHidden, kExperts, Bias::kAlways);
         const int64_t width = reader.expert_width();
         const auto add = [&](TensorRole role, TensorRole bias, const std::string& name,
                              Extent columns, Extent rows, const RowMap& map, uint64_t outputs) {
+          const bool quantised = is_quantised(name);
           for (const bool vector : {false, true}) {
             TensorRow& row =
                 reader.Add(vector ? bias : role, "",

@@ -34,6 +34,7 @@ constexpr JsonBounds kTokenizerBounds = {.bytes = 64 << 20, .depth = 16};
 constexpr size_t kMaxModelBytes = 16 << 20;  // tokenizer.model; the largest published one has 5 MB
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr size_t kMaxFiles = 1000;
+constexpr size_t kMaxFolderTensors = 1 << 18;  // of all files
 constexpr size_t kMaxTemplates = 16;
 
 // Folders of models for several kinds of input have these in front of the names of the text model's
@@ -91,9 +92,9 @@ class Folder {
     if (error) return absl::NotFoundError(Cat("cannot open ", PathOf(name)));
     const fs::path folder = path_ == root_ ? root : root / fs::path(path_).filename();
     const fs::path parent = file.parent_path();
-    if (parent == folder || parent == root.parent_path().parent_path() / "blobs") {
-      return absl::OkStatus();
-    }
+    const bool in_cache = root.parent_path().filename() == "snapshots" &&
+                          parent == root.parent_path().parent_path() / "blobs";
+    if (parent == folder || in_cache) return absl::OkStatus();
     return InvalidArgument(PathOf(name), " is a link out of its folder");
   }
   absl::StatusOr<std::string> Read(std::string_view name, size_t max_bytes) const {
@@ -176,6 +177,10 @@ class HfCheckpoint final : public Checkpoint {
     if (absl::Status status = folder.Check(name); !status.ok()) return status;
     auto file = SafetensorsFile::Open(folder.PathOf(name));
     if (!file.ok()) return file.status();
+    if (names_.size() + file->tensors().size() > kMaxFolderTensors) {
+      return InvalidArgument(folder.PathOf(name), ": the files have more than ", kMaxFolderTensors,
+                             " tensors");
+    }
     for (const Tensor& tensor : file->tensors()) {
       if (!names_.insert(tensor.name).second) {
         return InvalidArgument(folder.PathOf(name), ": tensor ", tensor.name,

@@ -115,9 +115,15 @@ const Names* FindNames(std::span<const Names> all, std::string_view key) {
 
 const Json* FirstOf(const Json* object, std::span<const std::string_view> names) {
   for (const std::string_view name : names) {
+    if (name.empty()) continue;
     if (const Json* value = Member(object, name); value != nullptr) return value;
   }
   return nullptr;
+}
+
+// " = VALUE", if it is short.
+std::string Shown(const Json& value) {
+  return value.is_primitive() ? Cat(" = ", value.dump().substr(0, 40)) : std::string();
 }
 
 // Whether the object has a member with one of the names, which may be null.
@@ -161,6 +167,11 @@ HfConfiguration::HfConfiguration(Json config, std::string title)
   if (const Json* full = Member(rope_, "full_attention"); full != nullptr && full->is_object()) {
     local_rope_ = Member(rope_, "sliding_attention");
     rope_ = full;
+    const Json* scaling = Member(local_rope_, "rope_type");
+    if (scaling != nullptr && *scaling != "default") {
+      problem_ = Cat("config.json: rope_type of sliding_attention is ",
+                     scaling->dump().substr(0, 40), ", and not \"default\"");
+    }
   }
   ReadPartOfHead();
 }
@@ -199,7 +210,13 @@ void HfConfiguration::ReadPartOfHead() {
   uint64_t dimension = head_dim.value_or(0);
   if (dimension == 0 && hidden.ok() && heads.value_or(0) > 0) dimension = *hidden / *heads;
   if (part == nullptr) return;
-  if (!(part->is_number() && part->get<double>() > 0 && *part <= 1)) {
+  const bool of_class = defaults_.contains("partial_rotary_factor") ||
+                        defaults_.contains("rotary_pct") || defaults_.empty();
+  if (!of_class && *part != 1) {
+    problem_ = Cat("config.json: ", part_name, " = ", part->dump().substr(0, 40),
+                   ", which models of type ", type_, " do not have");
+  }
+  if (!(part->is_number() && part->get<double>() > 0 && part->get<double>() <= 1)) {
     problem_ = Cat("config.json: ", part_name, " = ", part->dump().substr(0, 40),
                    " is not above 0 and up to 1");
   }
@@ -216,22 +233,45 @@ absl::StatusOr<std::string_view> HfConfiguration::architecture() const {
   return type_;
 }
 
+// A name that the class has counts, and no other: what transformers does not read says nothing.
+// Sizes have their usual names in all classes, too.
+HfConfiguration::NameList HfConfiguration::OwnNames(
+    std::string_view key, std::span<const std::string_view, 4> names) const {
+  constexpr std::string_view kSizes[] = {"block_count", "embedding_length", "context_length",
+                                         "attention.head_count", "expert_count"};
+  NameList own;
+  const bool size = std::ranges::find(kSizes, key) != std::end(kSizes);
+  const auto of_class = [&](std::string_view name) {
+    return !name.empty() && defaults_.contains(std::string(name));
+  };
+  auto* end = std::ranges::copy_if(names, own.begin(), of_class).out;
+  if (end == own.begin() || size) {
+    std::ranges::copy_if(names, end, [&](std::string_view name) { return !of_class(name); });
+  }
+  return own;
+}
+
 std::string HfConfiguration::NameOf(std::string_view key) const {
   if (key == "rope.dimension_count" && rope_dimension_ > 0) {
     return "config.json: partial_rotary_factor of a head";
+  }
+  if (key == "rope.freq_base_swa" && local_rope_ != nullptr) {
+    return "config.json: rope_theta of sliding_attention";
   }
   const Names* names = FindNames(kNames, key);
   const bool of_rope = names == nullptr;
   if (of_rope) names = FindNames(kRopeNames, key);
   if (names == nullptr) return Cat("config.json: ", key);
-  for (const std::string_view name : names->names) {
+  const NameList own = of_rope ? std::to_array(names->names) : OwnNames(key, names->names);
+  for (const std::string_view name : own) {
+    if (name.empty()) continue;
     if (Member(of_rope ? rope_ : text_, name) != nullptr) return Cat("config.json: ", name);
   }
-  for (const std::string_view name : names->names) {
-    if (Member(&defaults_, name) == nullptr) continue;
+  for (const std::string_view name : own) {
+    if (name.empty() || Member(&defaults_, name) == nullptr) continue;
     return Cat("config.json: ", name, ", which has the default of ", type_, ",");
   }
-  return Cat("config.json: ", names->names[0]);
+  return Cat("config.json: ", own[0]);
 }
 
 const Json* HfConfiguration::Find(std::string_view key) const {
@@ -252,7 +292,11 @@ const Json* HfConfiguration::Find(std::string_view key) const {
     const Json* used = FindText(kUsed);
     if (used != nullptr && used->is_boolean() && !used->get<bool>()) return nullptr;
   }
-  return FindText(names->names);
+  // The part of a head that GPT-J's class names.
+  if (key == "rope.dimension_count" && !defaults_.empty() && !defaults_.contains("rotary_dim")) {
+    return nullptr;
+  }
+  return FindText(OwnNames(key, names->names));
 }
 
 bool HfConfiguration::Has(std::string_view key) const {
@@ -265,20 +309,22 @@ absl::StatusOr<uint64_t> HfConfiguration::Uint(std::string_view key) const {
   const Json* value = Find(key);
   if (value == nullptr) return absl::NotFoundError(Cat(NameOf(key), " is missing"));
   if (value->is_number_unsigned()) return value->get<uint64_t>();
-  return InvalidArgument(NameOf(key), " is not a non-negative integer");
+  return InvalidArgument(NameOf(key), Shown(*value), " is not a non-negative integer");
 }
 
 absl::StatusOr<double> HfConfiguration::Float(std::string_view key) const {
   const Json* value = Find(key);
   if (value == nullptr) return absl::NotFoundError(Cat(NameOf(key), " is missing"));
   if (value->is_number()) return value->get<double>();
-  return InvalidArgument(NameOf(key), " is not a number");
+  return InvalidArgument(NameOf(key), Shown(*value), " is not a number");
 }
 
 absl::StatusOr<std::string_view> HfConfiguration::String(std::string_view key) const {
   const Json* value = Find(key);
   if (value == nullptr) return absl::NotFoundError(Cat(NameOf(key), " is missing"));
-  if (!value->is_string()) return InvalidArgument(NameOf(key), " is not a string");
+  if (!value->is_string()) {
+    return InvalidArgument(NameOf(key), Shown(*value), " is not a string");
+  }
   const std::string_view text = value->get_ref<const std::string&>();
   // What GGUF calls no scaling.
   return key == "rope.scaling.type" && text == "default" ? std::string_view("none") : text;
@@ -288,7 +334,7 @@ absl::StatusOr<bool> HfConfiguration::Bool(std::string_view key) const {
   const Json* value = Find(key);
   if (value == nullptr) return absl::NotFoundError(Cat(NameOf(key), " is missing"));
   if (value->is_boolean()) return value->get<bool>();
-  return InvalidArgument(NameOf(key), " is not true or false");
+  return InvalidArgument(NameOf(key), Shown(*value), " is not true or false");
 }
 
 absl::StatusOr<std::vector<double>> HfConfiguration::Numbers(std::string_view key) const {

@@ -6,6 +6,7 @@
 // and one that is null has none. Immutable; any thread may read it.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,9 @@ class HfConfiguration final : public Configuration {
   bool is_part() const { return text_ != &config_; }
 
  private:
+  using NameList = std::array<std::string_view, 4>;  // empty ones behind the others
+  // Those of the names of a key that count for this class, in the order in which they do.
+  NameList OwnNames(std::string_view key, std::span<const std::string_view, 4> names) const;
   // The value of a key; null if the file has none and the class neither, or if it says null.
   const Json* Find(std::string_view key) const;
   // The same of the first of these names in the text model's object. A null that the class would

@@ -213,6 +213,26 @@ TEST(LoadSpec, RefusalsNameTheProblem) {
               HasSubstr("llama.attention.key_length = 264 is not in 2..256"));
 }
 
+// llama.cpp computes with 10000, which is another model.
+TEST(LoadSpec, AFileOfFalcon11bMustStateItsBaseOfRope) {
+  const auto message = [](uint32_t layers, float base) {
+    testing::GgufBuilder file;
+    file.AddString("general.architecture", "falcon");
+    const std::pair<const char*, uint32_t> sizes[] = {
+        {"block_count", layers},  {"embedding_length", 4096},   {"feed_forward_length", 16384},
+        {"context_length", 8192}, {"attention.head_count", 32}, {"attention.head_count_kv", 8}};
+    for (const auto& [key, value] : sizes) file.AddUint32(absl::StrCat("falcon.", key), value);
+    file.AddFloat("falcon.attention.layer_norm_epsilon", 1e-5f);
+    if (base > 0) file.AddFloat("falcon.rope.freq_base", base);
+    const std::vector<std::byte> bytes = file.Build();
+    return std::string(LoadSpec(**ParseCheckpoint(bytes)).status().message());
+  };
+  const auto missing = HasSubstr("falcon.rope.freq_base is missing");
+  EXPECT_THAT(message(60, 0), missing);
+  EXPECT_THAT(message(60, 500042), Not(missing));
+  EXPECT_THAT(message(32, 0), Not(missing));
+}
+
 // As those of folders do.
 TEST(LoadSpec, RefusalsNameTheFile) {
   const testing::ScratchDirectory scratch;

@@ -187,9 +187,10 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
   EXPECT_EQ(Error(), "");
   EXPECT_THAT(ErrorWith("num_hidden_layers", 1 << 20),
               HasSubstr("config.json: num_hidden_layers = 1048576 is not in 1..512"));
-  EXPECT_THAT(ErrorWith("hidden_size", -64), HasSubstr("hidden_size is not a non-negative"));
+  EXPECT_THAT(ErrorWith("hidden_size", -64), HasSubstr("hidden_size = -64 is not a non-negative"));
   EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is null"));
-  EXPECT_THAT(ErrorWith("rms_norm_eps", "1e-5"), HasSubstr("rms_norm_eps is not a number"));
+  EXPECT_THAT(ErrorWith("rms_norm_eps", "1e-5"),
+              HasSubstr("rms_norm_eps = \"1e-5\" is not a number"));
   EXPECT_THAT(ErrorWith("hidden_act", "mish"), HasSubstr("'mish' is not supported"));
   EXPECT_THAT(ErrorWith("sliding_window", 512), HasSubstr("sliding_window is not supported"));
   EXPECT_THAT(ErrorWith("num_local_experts", 8), HasSubstr("num_local_experts is not supported"));
@@ -389,7 +390,7 @@ TEST_F(HfCheckpointTest, SomeTensorsHaveNoUse) {
 TEST_F(HfCheckpointTest, ValuesOfOtherTypesAreRefused) {
   EXPECT_THAT(ErrorWith("hidden_act", {"silu"}), HasSubstr("hidden_act is not a string"));
   EXPECT_THAT(ErrorWith("rope_scaling", {{"rope_type", 5}}),
-              HasSubstr("rope_type is not a string"));
+              HasSubstr("rope_type = 5 is not a string"));
   EXPECT_THAT(ErrorWith("rope_theta", 1), HasSubstr("rope_theta"));
   EXPECT_THAT(ErrorWith("tie_word_embeddings", "no"), HasSubstr("is not true or false"));
   EXPECT_THAT(ErrorWith("use_sliding_window", 1), HasSubstr("is not true or false"));
@@ -456,6 +457,12 @@ TEST_F(HfCheckpointTest, LinksStayInTheFolderOrInTheHubsCache) {
   fs::create_symlink("../../blobs/123", snapshot + "/" + one);
   const auto file = OpenCheckpoint(snapshot);
   ASSERT_TRUE(file.ok()) << file.status();
+  // Another folder of that depth is none of the cache.
+  const std::string other = scratch_.path() + "/hub/elsewhere/abc";
+  fs::create_directories(scratch_.path() + "/hub/elsewhere");
+  fs::rename(snapshot, other);
+  EXPECT_THAT(std::string(OpenCheckpoint(other).status().message()),
+              HasSubstr("is a link out of its folder"));
 }
 
 TEST_F(HfCheckpointTest, TokenizersThatAreNotKnownAreNamed) {

@@ -241,6 +241,44 @@ TEST(HfConfigurationTest, AttentionInBothDirectionsIsRefused) {
       HasSubstr("config.json: use_bidirectional_attention is true, which is not supported"));
 }
 
+// Names of other classes say nothing: transformers does not read them.
+TEST(HfConfigurationTest, NamesAreThoseOfTheClass) {
+  const auto same = [](const char* name, const char* key, const Json& value) {
+    Json config = ConfigOf(name);
+    const std::string before = Described(Folder(name, config).spec());
+    config[key] = value;
+    EXPECT_EQ(Described(Folder(name, config).spec()), before) << name << " " << key;
+  };
+  same("gpt2", "hidden_act", "relu");
+  same("llama", "activation_function", "relu");
+  same("llama", "rotary_dim", 4);
+  same("llama", "", 5);
+  same("gemma2", "hidden_act", "relu");
+  Json config = ConfigOf("llama");
+  config.erase("rope_parameters");
+  config["partial_rotary_factor"] = 0.5;
+  EXPECT_THAT(Described(Folder("llama", config).spec()),
+              HasSubstr("partial_rotary_factor = 0.5, which models of type llama do not have"));
+  // Sizes have their usual names, too.
+  config = ConfigOf("gpt2");
+  const std::string before = Described(Folder("gpt2", config).spec());
+  config["num_hidden_layers"] = config["n_layer"];
+  config.erase("n_layer");
+  EXPECT_EQ(Described(Folder("gpt2", config).spec()), before);
+}
+
+TEST(HfConfigurationTest, ScalingOfLayersWithAWindowIsRefused) {
+  Json config = ConfigOf("gemma3_text");
+  config["rope_parameters"] = {
+      {"full_attention", {{"rope_theta", 1e6}, {"rope_type", "default"}}},
+      {"sliding_attention", {{"rope_theta", 1e4}, {"rope_type", "default"}}}};
+  EXPECT_TRUE(Folder("gemma3_text", config).spec().ok());
+  config["rope_parameters"]["sliding_attention"] = {
+      {"rope_theta", 1e4}, {"rope_type", "linear"}, {"factor", 8}};
+  EXPECT_THAT(Described(Folder("gemma3_text", config).spec()),
+              HasSubstr("rope_type of sliding_attention is \"linear\""));
+}
+
 // The text of Gemma 3 4B, whose folder states no more than this.
 TEST(HfConfigurationTest, TextConfigOfGemma3) {
   const HfConfiguration config(Json::parse(R"({
