@@ -55,9 +55,9 @@ GenerationImpl::GenerationImpl(const Environment& environment, Identity identity
   // A message of a chat is a text by itself; a completion goes on with the prompt.
   const auto* conversation = std::get_if<Conversation>(&api.prompt);
   const bool begins_text = conversation != nullptr && !conversation->continue_final_message;
+  const auto stops = std::make_shared<const StopStrings>(stop_strings_);
   for (std::uint32_t i = 0; i < request_.sequences; ++i) {
-    choices_
-        .emplace_back(environment_.tokenizer, api.skip_special_tokens, begins_text, stop_strings_)
+    choices_.emplace_back(environment_.tokenizer, api.skip_special_tokens, begins_text, stops)
         .delta.choice = i;
   }
   io_loop_->Add(identity_.id, this);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -93,8 +94,8 @@ class GenerationImpl final : public Generation {
   // sequences come back.
   struct Choice {
     Choice(const model::Tokenizer* tokenizer, bool skip_special, bool begins_text,
-           const std::vector<std::string>& stop_strings)
-        : detokenizer(tokenizer, skip_special, begins_text), stops(stop_strings) {}
+           std::shared_ptr<const StopStrings> stop_strings)
+        : detokenizer(tokenizer, skip_special, begins_text), stops(std::move(stop_strings)) {}
     model::IncrementalDetokenizer detokenizer;
     StopMatcher stops;
     std::unique_ptr<OutputParser> parser;  // null: all text is content

@@ -4,7 +4,7 @@
 
 namespace flotilla::router {
 
-StopMatcher::StopMatcher(const std::vector<std::string>& stops) {
+StopStrings::StopStrings(const std::vector<std::string>& stops) {
   nodes_.emplace_back();
   for (std::size_t i = 0; i < stops.size(); ++i) {
     stop_bytes_.push_back(static_cast<std::uint32_t>(stops[i].size()));
@@ -13,13 +13,13 @@ StopMatcher::StopMatcher(const std::vector<std::string>& stops) {
   LinkFailures();
 }
 
-std::uint32_t StopMatcher::Child(std::uint32_t node, std::uint8_t byte) const {
+std::uint32_t StopStrings::Child(std::uint32_t node, std::uint8_t byte) const {
   std::uint32_t child = nodes_[node].first_child;
   while (child != kNone && nodes_[child].byte != byte) child = nodes_[child].next_sibling;
   return child;
 }
 
-void StopMatcher::Insert(const std::string& stop, std::uint32_t index) {
+void StopStrings::Insert(const std::string& stop, std::uint32_t index) {
   std::uint32_t at = 0;
   for (char c : stop) {
     const auto byte = static_cast<std::uint8_t>(c);
@@ -38,7 +38,7 @@ void StopMatcher::Insert(const std::string& stop, std::uint32_t index) {
   if (nodes_[at].stop == kNone) nodes_[at].stop = index;
 }
 
-void StopMatcher::LinkFailures() {
+void StopStrings::LinkFailures() {
   // Goes breadth first, because a failure link points to a shorter prefix, which is then done.
   std::vector<std::uint32_t> order{0};
   for (std::size_t next = 0; next < order.size(); ++next) {
@@ -63,7 +63,7 @@ void StopMatcher::LinkFailures() {
 StopMatcher::Result StopMatcher::Append(std::string_view text) {
   Result result;
   if (finished_) return result;
-  if (stop_bytes_.empty()) {
+  if (stops_->stop_bytes_.empty()) {
     result.text = text;
     return result;
   }
@@ -72,20 +72,20 @@ StopMatcher::Result StopMatcher::Append(std::string_view text) {
   for (char c : text) {
     const auto byte = static_cast<std::uint8_t>(c);
     result.text.push_back(c);
-    std::uint32_t next = Child(state_, byte);
-    while (next == kNone && state_ != 0) {
-      state_ = nodes_[state_].fail;
-      next = Child(state_, byte);
+    std::uint32_t next = stops_->Child(state_, byte);
+    while (next == StopStrings::kNone && state_ != 0) {
+      state_ = stops_->nodes_[state_].fail;
+      next = stops_->Child(state_, byte);
     }
-    state_ = next == kNone ? 0 : next;
-    if (nodes_[state_].stop != kNone) {
-      result.stop = nodes_[state_].stop;
-      result.text.resize(result.text.size() - stop_bytes_[*result.stop]);
+    state_ = next == StopStrings::kNone ? 0 : next;
+    if (stops_->nodes_[state_].stop != StopStrings::kNone) {
+      result.stop = stops_->nodes_[state_].stop;
+      result.text.resize(result.text.size() - stops_->stop_bytes_[*result.stop]);
       finished_ = true;
       return result;
     }
   }
-  const std::size_t keep = nodes_[state_].depth;
+  const std::size_t keep = stops_->nodes_[state_].depth;
   held_ = result.text.substr(result.text.size() - keep);
   result.text.resize(result.text.size() - keep);
   return result;

@@ -16,7 +16,7 @@ namespace flotilla::router {
 namespace {
 
 TEST(StopMatcher, PassesTextThroughWithoutStops) {
-  StopMatcher matcher({});
+  StopMatcher matcher(std::vector<std::string>{});
   EXPECT_EQ(matcher.Append("abc").text, "abc");
   EXPECT_EQ(matcher.Flush(), "");
 }
