@@ -13,6 +13,7 @@
 #include "router/http/json_document.h"
 #include "router/http/json_input.h"
 #include "router/http/json_text.h"
+#include "router/template_json.h"
 
 namespace flotilla::router {
 namespace {
@@ -119,7 +120,7 @@ absl::StatusOr<BatchRequest> ParseBatchRequest(std::string_view line) {
   if (const auto stream = body->find("stream"); stream != body->end() && *stream == true) {
     return InvalidField("stream", "'body.stream' must be false: a batch has no streams");
   }
-  request.body = body->dump();
+  request.body = MemberText(line, "body");  // its members stay in their order
   return request;
 }
 

@@ -32,6 +32,15 @@ TEST(BatchLineTest, ARequestIsRead) {
             nlohmann::json::parse(R"({"seed":18446744073709551615,"t":0.1,"s":"é\n\u0000"})"));
 }
 
+// Templates and schemas go by the order of members.
+TEST(BatchLineTest, TheBodyIsWhatTheLineHas) {
+  const std::string body = R"({"z": 1,  "a": {"y": [2 ,1], "b": "\u0041"}})";
+  const auto request =
+      ParseBatchRequest(R"({"body" : )" + body + R"( , "custom_id":"1","url":"/v1/completions"})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->body, body);
+}
+
 TEST(BatchLineTest, WhatIsWrongIsNamed) {
   const std::string id(257, 'x');
   const std::vector<std::tuple<std::string, std::string>> lines = {
