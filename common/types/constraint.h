@@ -23,6 +23,8 @@ struct Constraint {
   // to another one says anything.
   std::uint32_t tenant = 0;
 
+  // Whether the same answers follow it, whoever asks.
+  bool HasFormOf(const Constraint& other) const { return kind == other.kind && text == other.text; }
   explicit operator bool() const { return kind != Kind::kNone; }
   bool operator==(const Constraint&) const = default;
 };

@@ -54,6 +54,7 @@ std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constra
       found != by_key_.end()) {
     const Entries::iterator at = found->second;
     if (!(*at)->done_ || now_ns < (*at)->until_ns_) {
+      Join(**at, constraint.tenant, now_ns);
       entries_.splice(entries_.begin(), entries_, at);
       return *at;
     }
@@ -66,10 +67,10 @@ std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constra
     entry->done_ = true;
     return entry;
   }
-  const auto of_tenant = static_cast<std::size_t>(std::ranges::count(
-      queue_, constraint.tenant, [](const auto& one) { return one->constraint.tenant; }));
-  if (queue_.size() >= options_.queue ||
-      of_tenant >= std::max<std::size_t>(1, options_.queue * 3 / 4) || stops_) {
+  const auto of_tenant = static_cast<std::size_t>(std::ranges::count_if(
+      queue_, [&](const auto& one) { return WaitsFor(constraint.tenant, *one); }));
+  const std::size_t free = options_.queue - std::min(options_.queue, queue_.size());
+  if (of_tenant >= 3 * free || stops_) {
     entry->grammar_ = Refusal(absl::StatusCode::kResourceExhausted,
                               absl::StrCat(queue_.size(), " others wait to be compiled"));
     entry->done_ = true;
@@ -80,6 +81,7 @@ std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constra
   entries_.push_front(entry);
   by_key_.emplace(Key(entry->constraint.kind, entry->constraint.text), entries_.begin());
   MakeRoom();
+  entry->turn_ = NextTurn(constraint.tenant);
   queue_.push_back(entry);
   if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
   return entry;
@@ -120,27 +122,36 @@ void GrammarCompiler::Loop() {
   }
 }
 
+bool GrammarCompiler::WaitsFor(std::uint32_t tenant, const Entry& entry) {
+  return std::ranges::find(entry.tenants_, tenant) != entry.tenants_.end();
+}
+
+std::uint64_t GrammarCompiler::NextTurn(std::uint32_t tenant) {
+  std::uint64_t& last = last_turns_[tenant];
+  return last = std::max(turn_, last) + 1;
+}
+
+void GrammarCompiler::Join(Entry& entry, std::uint32_t tenant, std::int64_t now_ns) {
+  const bool is_new = !entry.done_ && !WaitsFor(tenant, entry);
+  if (!is_new || entry.tenants_.size() >= options_.queue) return;
+  entry.tenants_.push_back(tenant);
+  entry.turn_ = std::min(entry.turn_, NextTurn(tenant));
+  entry.since_ns_ = now_ns;
+}
+
 std::shared_ptr<GrammarCompiler::Entry> GrammarCompiler::TakeNext() {
-  const auto last_turn = [&](const std::shared_ptr<Entry>& entry) {  // 0: none
-    const auto found = std::ranges::find(turns_, entry->constraint.tenant);
-    return found == turns_.end() ? 0 : found - turns_.begin() + 1;
-  };
-  const auto next = std::ranges::min_element(queue_, {}, last_turn);
+  const auto next =
+      std::ranges::min_element(queue_, {}, [](const auto& entry) { return entry->turn_; });
   std::shared_ptr<Entry> entry = std::move(*next);
   queue_.erase(next);
-  std::erase(turns_, entry->constraint.tenant);
-  // Who does not wait needs no place among the turns, and is first when it comes again.
-  std::erase_if(turns_, [&](std::uint32_t tenant) {
-    return std::ranges::none_of(queue_,
-                                [&](const auto& one) { return one->constraint.tenant == tenant; });
-  });
-  turns_.push_back(entry->constraint.tenant);
+  turn_ = std::max(turn_, entry->turn_);
+  absl::erase_if(last_turns_, [turn = turn_](const auto& one) { return one.second <= turn; });
   return entry;
 }
 
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const Entry& entry) {
   const absl::Duration patience =
-      options_.patience - absl::Nanoseconds(clock_.NowNs() - entry.since_ns);
+      options_.patience - absl::Nanoseconds(clock_.NowNs() - entry.since_ns());
   absl::StatusOr<std::string> compiled = absl::DeadlineExceededError("");
   if (patience > absl::ZeroDuration()) compiled = process_.Compile(entry.constraint, patience);
   absl::Status why = compiled.status();

@@ -7,6 +7,7 @@
 // Both start with the first constraint.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -36,7 +37,8 @@ struct CompilerOptions {
   std::string program = "/proc/self/exe";
   CompileLimits limits;
   CompilePriority priority;
-  // Constraints that wait; more are refused. Those of one tenant take 3/4 of the places at most.
+  // Constraints that wait; more are refused. A tenant takes at most three times as many places as
+  // it leaves free.
   std::size_t queue = 64;
   std::size_t cache_bytes = 64u << 20;  // of grammars and texts
   // From the first request for a constraint to its grammar.
@@ -51,15 +53,21 @@ class GrammarCompiler {
   class Entry {
    public:
     explicit Entry(Constraint constraint, std::int64_t since_ns)
-        : constraint(std::move(constraint)), since_ns(since_ns) {}
+        : constraint(std::move(constraint)),
+          since_ns_(since_ns),
+          tenants_{this->constraint.tenant} {}
     const Constraint constraint;
-    const std::int64_t since_ns;  // when it was first asked for
+    // When it was first asked for, by the last one of the tenants that wait for it.
+    std::int64_t since_ns() const { return since_ns_; }
 
    private:
     friend class GrammarCompiler;
     // UNAVAILABLE while it is not compiled. The mutex of the compiler guards all that follows.
     absl::StatusOr<std::shared_ptr<const Grammar>> grammar_ = absl::UnavailableError("");
     bool done_ = false;
+    std::atomic<std::int64_t> since_ns_;
+    std::vector<std::uint32_t> tenants_;  // who wait for it
+    std::uint64_t turn_ = 0;
     std::int64_t until_ns_ = INT64_MAX;  // a refusal counts until then
     std::size_t bytes_ = 0;
   };
@@ -99,8 +107,15 @@ class GrammarCompiler {
   bool HasWorkOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return stops_ || !queue_.empty();
   }
-  // The next constraint to compile, which leaves the queue: of those that wait, the first one of
-  // the tenant whose last turn was longest ago.
+  // Whether the tenant is one of those that wait for the entry.
+  static bool WaitsFor(std::uint32_t tenant, const Entry& entry);
+  // The tenant asks for an entry that others wait for.
+  void Join(Entry& entry, std::uint32_t tenant, std::int64_t now_ns)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The turn of a tenant's next constraint: one after its last one, and after the turn that it is
+  // now (start-time fair queueing, Goyal et al. 1996).
+  std::uint64_t NextTurn(std::uint32_t tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next constraint to compile, which leaves the queue: the first one of the lowest turn.
   std::shared_ptr<Entry> TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const Entry& entry);
   void Finish(const std::shared_ptr<Entry>& entry,
@@ -119,8 +134,9 @@ class GrammarCompiler {
   mutable absl::Mutex mu_;
   bool stops_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::shared_ptr<Entry>> queue_ ABSL_GUARDED_BY(mu_);  // in the order they came
-  // The tenants that had turns since the queue was empty, each once, the last turn last.
-  std::vector<std::uint32_t> turns_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;  // of the constraint that was taken last
+  // Of tenants whose last turn is still to come.
+  absl::flat_hash_map<std::uint32_t, std::uint64_t> last_turns_ ABSL_GUARDED_BY(mu_);
   Entries entries_ ABSL_GUARDED_BY(mu_);  // the one used last comes first
   // Keys view the texts of entries_.
   absl::flat_hash_map<Key, Entries::iterator> by_key_ ABSL_GUARDED_BY(mu_);

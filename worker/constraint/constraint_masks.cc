@@ -38,7 +38,7 @@ ConstraintMasks::~ConstraintMasks() {
 ConstraintMasks::Known& ConstraintMasks::Find(SequenceHandle sequence, const Constraint& constraint,
                                               std::size_t outputs) {
   Known& known = known_[sequence];
-  const bool is_same = known.entry != nullptr && known.entry->constraint == constraint &&
+  const bool is_same = known.entry != nullptr && known.entry->constraint.HasFormOf(constraint) &&
                        compiler_->IsUsable(*known.entry) && !known.lateness->is_over;
   if (!is_same) {
     known = {.entry = compiler_->Get(constraint), .lateness = std::make_shared<MaskLateness>()};

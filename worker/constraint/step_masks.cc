@@ -53,7 +53,7 @@ MaskOutcome StepMasks::Wait(std::size_t item, std::size_t row, absl::Duration pa
       return {.state = MaskOutcome::State::kRefused, .refusal = wanted.refusal};
     }
     if (wanted.compiling) {
-      const std::int64_t waited_ns = clock_.NowNs() - items_[item].entry->since_ns;
+      const std::int64_t waited_ns = clock_.NowNs() - items_[item].entry->since_ns();
       if (absl::Nanoseconds(waited_ns) < compile_limit_) return {};
       return {.state = MaskOutcome::State::kRefused,
               .refusal = absl::ResourceExhaustedError(
