@@ -61,7 +61,7 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
   const auto count = static_cast<std::uint32_t>(prompts.size());
   n_ = static_cast<std::uint32_t>(*prompts.front().api().n);
   waits_ = !prompts.front().api().timeout_absent;
-  const bool return_token_ids = prompts.front().api().return_token_ids;
+  return_token_ids_ = prompts.front().api().return_token_ids;
   for (std::uint32_t i = 0; i < count; ++i) {
     prompts_.push_back(std::make_unique<Prompt>(this, i));
     absl::Status status = prompts_.back()->Start(std::move(prompts[i]), service_, io_loop);
@@ -74,7 +74,7 @@ absl::Status OpenAiExchange::StartAll(std::vector<GenerateRequest> prompts, std:
                            .model = model_,
                            .created_s = now_s,
                            .form = form_,
-                           .return_token_ids = return_token_ids,
+                           .return_token_ids = return_token_ids_,
                            .prompts = count,
                            .n = n_},
       [this](TokenId token) { return service_.TokenBytes(model_, token); });
@@ -113,6 +113,7 @@ void OpenAiExchange::Prompt::OnPrompt(const PromptInfo& prompt) {
       }
       text_ = RepairUtf8(bytes);
     }
+    if (!exchange_->ReserveEcho(text_.size(), prompt.tokens.size())) return generation_->Cancel();
     exchange_->answer_->Prompt(index_, prompt.tokens, text_);
   });
 }
@@ -181,6 +182,18 @@ bool OpenAiExchange::Reserve(std::size_t prompt_tokens) {
   Fail(InvalidField(field, Cat(field, ": the answer would have more than ", kMaxPromptLogprobs,
                                " log-probabilities of prompt tokens; ask for fewer alternatives, "
                                "choices or prompts")));
+  return false;
+}
+
+bool OpenAiExchange::ReserveEcho(std::size_t text_bytes, std::size_t tokens) {
+  std::size_t each = 0;  // for a choice
+  if (form_.echo) each += text_bytes;
+  if (return_token_ids_) each += 8 * tokens;
+  repeated_ += n_ * each;
+  if (n_ == 1 || repeated_ <= kMaxRepeatedBytes) return true;
+  const char* const field = form_.echo ? "echo" : "return_token_ids";
+  Fail(InvalidField(field, Cat(field, ": the answer would repeat the prompts in more than ",
+                               kMaxRepeatedBytes, " bytes; ask for fewer choices or prompts")));
   return false;
 }
 

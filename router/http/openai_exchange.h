@@ -26,6 +26,8 @@ absl::StatusOr<OpenAiBody<GenerateRequest>> Validate(OpenAiBody<ApiRequest> body
 
 // The log-probabilities of prompts that one answer may have: 20 MB of JSON.
 inline constexpr std::size_t kMaxPromptLogprobs = std::size_t{1} << 18;
+// The bytes of prompts that an answer of several choices may repeat (echo, return_token_ids).
+inline constexpr std::size_t kMaxRepeatedBytes = 33554432;
 
 class OpenAiExchange final : public HttpExchange {
  public:
@@ -74,6 +76,8 @@ class OpenAiExchange final : public HttpExchange {
   // Adds to the log-probabilities of prompts that the answer has, of which there may be
   // kMaxPromptLogprobs; false: there are more, and the request has failed.
   bool Reserve(std::size_t prompt_tokens);
+  // The same for the bytes of prompts, of which there may be kMaxRepeatedBytes.
+  bool ReserveEcho(std::size_t text_bytes, std::size_t tokens);
   void Begin();
   void Write();
   void Fail(const absl::Status& status);
@@ -88,6 +92,8 @@ class OpenAiExchange final : public HttpExchange {
   std::string out_;  // events not yet handed to the reply
   std::uint32_t running_ = 0;
   std::size_t prompt_logprobs_ = 0;
+  std::size_t repeated_ = 0;  // bytes of prompts in the answer
+  bool return_token_ids_ = false;
   std::uint32_t n_ = 1;
   // The head of a stream comes with its first token, not before: until then 504 can be the answer.
   bool waits_ = false;

@@ -312,6 +312,8 @@ CONSTANTS = {
     "subschemas": ("router/core/constraint/json_schema.h", r"kMaxSubschemas = (\d+)"),
     "processor time for compiling a form, ms": ("cli/flags.h", r"grammar_cpu_ms = (\d+)"),
     "memory for compiling a form, MiB": ("cli/flags.h", r"grammar_memory_mib = (\d+)"),
+    "bytes of prompts that an answer of several choices repeats (`echo`, `return_token_ids`)": (
+        "router/http/openai_exchange.h", r"kMaxRepeatedBytes = (\d+)"),
     "forms that wait to be compiled": ("worker/constraint/compiler.h", r"queue = (\d+);"),
 }
 

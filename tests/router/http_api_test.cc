@@ -349,6 +349,27 @@ TEST_F(HttpTest, PromptLogprobsAreBounded) {
   EXPECT_EQ(ask(25, R"(,"prompt_logprobs":19)").status, 200);
 }
 
+TEST_F(HttpTest, PromptsAreRepeatedABoundedNumberOfTimes) {
+  Fixture setup;
+  setup.max_sequences = 64;
+  Serve(setup);
+  const auto ask = [&](int n, const std::string& more) {
+    std::string prompt = "[0", all;  // 32 of 2,040 tokens
+    for (int i = 1; i < 2040; ++i) prompt += ",1";
+    for (int i = 0; i < 32; ++i) all += (i > 0 ? "," : "") + prompt + "]";
+    return Post("/v1/completions", absl::StrCat(R"({"model":"m","max_tokens":0,"n":)", n,
+                                                R"(,"prompt":[)", all, "]", more, "}"));
+  };
+  const std::string ids = R"(,"return_token_ids":true)";
+  EXPECT_EQ(ask(64, ids).status, 200);  // 33,423,360 bytes
+  EXPECT_EQ(ask(1, ids + R"(,"echo":true)").status, 200);
+  for (const char* more : {R"(,"echo":true)", R"(,"echo":true,"stream":true)"}) {
+    const HttpResponse refused = ask(64, ids + more);
+    EXPECT_NE(refused.body.find("33554432"), std::string::npos) << refused.body.substr(0, 500);
+    EXPECT_NE(refused.body.find(R"("param":"echo")"), std::string::npos);
+  }
+}
+
 TEST_F(HttpTest, StreamedEchoComesFirst) {
   Serve();
   Answer(" there");

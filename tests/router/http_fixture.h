@@ -68,6 +68,7 @@ struct Fixture {
   std::size_t tokenizer_queue = 64;
   HttpServerOptions http = {};
   bool model_sampling = false;
+  std::uint32_t max_sequences = 8;
 };
 
 class HttpTest : public ::testing::Test {
@@ -76,6 +77,7 @@ class HttpTest : public ::testing::Test {
     testing::FakeEngineOptions engine;
     engine.description.vocab_size = text_.tokenizer->vocab_size();
     engine.description.max_context = 2048;
+    engine.description.max_sequences = setup.max_sequences;
     engine.manual = setup.manual;
     engine_ = std::make_unique<testing::FakeEngine>(engine);
     ServiceOptions options;

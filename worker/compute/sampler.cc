@@ -472,10 +472,13 @@ absl::StatusOr<SampledToken> SampleRow(const kernels::Ops& ops, absl::Span<const
     constrained.allowed.clear();
     return SampleRow(ops, logits, tokens, constrained, top, mask);
   }
-  if (!changed.ok()) {
-    return absl::InternalError(
-        "allowed_token_ids, bad_words and min_tokens together leave no token");
+  if (!changed.ok() && !draw.allowed.empty()) {
+    TokenDraw allowed = draw;  // allowed tokens win over bad words and end tokens that may not come
+    const auto excluded = std::erase_if(
+        allowed.edits, [](const LogitEdit& edit) { return edit.kind == LogitEdit::Kind::kSet; });
+    if (excluded > 0) return SampleRow(ops, logits, tokens, allowed, top, mask);
   }
+  if (!changed.ok()) return absl::InternalError("no token that may come has a finite logit");
   return Describe(*row, Draw(*changed, draw), top);
 }
 

@@ -403,6 +403,16 @@ TEST_P(SamplerTest, OnlyAllowedTokensAreDrawn) {
   std::map<TokenId, int> drawn = Count(row, {.temperature = 2, .allowed_tokens = {1, 3}}, 2000);
   EXPECT_EQ(drawn.size(), 2u);
   EXPECT_NEAR(drawn[3], 2000 / (1 + std::exp(-0.5)), 120);
+  // They win over words that may not come, if these leave none of them.
+  EXPECT_EQ(Sample(row, {.temperature = 0, .allowed_tokens = {1, 3}, .bad_words = {{3}}}).token, 1);
+  EXPECT_EQ(
+      Sample(row, {.temperature = 0, .allowed_tokens = {1, 3}, .bad_words = {{3}, {1}}}).token, 3);
+  EXPECT_EQ(Sample(row, {.temperature = 0,
+                         .logit_bias = {{3, -100}},
+                         .allowed_tokens = {1, 3},
+                         .bad_words = {{3}, {1}}})
+                .token,
+            1);
   // Nothing is left: the row fails, and only it.
   const auto none = SampleRow(ops_, row, Size(row), MakeDraw({.allowed_tokens = {4}}, {}), 0);
   EXPECT_EQ(none.status().code(), absl::StatusCode::kInternal);
