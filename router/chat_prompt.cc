@@ -94,6 +94,28 @@ std::vector<CallableTool> CallableTools(const Conversation& conversation) {
 
 constexpr std::string_view kSpaces = " \t\r\n\f\v";
 
+// Where the text is last in what messages say, and not in what the template writes around them, if
+// it is there; else where it is last at all.
+std::size_t FindLast(std::string_view text, const Pieces& pieces) {
+  std::size_t found = std::string::npos, offset = 0;
+  std::string run;  // of pieces of messages, which ends at `offset`
+  const auto end_run = [&] {
+    const std::size_t at = run.rfind(text);
+    if (!run.empty() && at != run.npos) found = offset - run.size() + at;
+    run.clear();
+  };
+  for (const model::TextPiece& piece : pieces) {
+    if (piece.special_allowed) {
+      end_run();
+    } else {
+      run += piece.text;
+    }
+    offset += piece.text.size();
+  }
+  end_run();
+  return found != std::string::npos ? found : TextOf(pieces).rfind(text);
+}
+
 // Cuts the prompt behind the content of the last message. As in transformers, white space at the
 // content's end stays if the template writes it. False: the prompt does not have the content.
 bool CutBehind(std::string_view content, Pieces& pieces) {
@@ -101,7 +123,8 @@ bool CutBehind(std::string_view content, Pieces& pieces) {
   const std::size_t begin = std::min(content.find_first_not_of(kSpaces), content.size());
   const std::string_view whole = content.substr(begin);
   const std::string_view trimmed = whole.substr(0, whole.find_last_not_of(kSpaces) + 1);
-  const std::size_t at = text.rfind(trimmed);
+  // White space alone is at no place that can be told: nothing is cut.
+  const std::size_t at = trimmed.empty() ? text.size() : FindLast(trimmed, pieces);
   if (at == text.npos) return false;
   const bool is_whole = std::string_view(text).substr(at).starts_with(whole);
   std::size_t left = at + (is_whole ? whole.size() : trimmed.size());

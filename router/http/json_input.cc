@@ -103,7 +103,8 @@ void ObjectReader::WrongType(std::string_view name, std::string_view expected) {
 absl::Status ObjectReader::Finish(bool permissive, std::vector<std::string>* ignored) {
   if (!status_.ok()) return status_;
   for (const auto& member : object_.items()) {
-    if (seen_.contains(member.key())) continue;
+    // Clients send members of newer APIs back as null, which asks for nothing.
+    if (seen_.contains(member.key()) || member.value().is_null()) continue;
     const std::string name = path_ + Shown(member.key());
     if (!permissive) {
       return WithField(InvalidArgument("unknown field '", name, "'"), name, kUnknownField);

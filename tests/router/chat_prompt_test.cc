@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "model/chat_template.h"
 #include "model/checkpoint.h"
 #include "model/text/tokenizer.h"
@@ -217,6 +218,17 @@ TEST(ChatPrompt, ContinuesTheLastMessage) {
   // White space that the template does not write is not there.
   const Prompt trimmed("{{ messages[-1].content | trim }}<|im_end|>");
   EXPECT_EQ(trimmed(chat), "Paris is");
+  // What is in the template's own text, too, is found in the message.
+  for (const char* content : {"|", ">", "end", "m"}) {
+    Conversation part = chat;
+    part.turns.back().content = content;
+    EXPECT_EQ(prompt(part), absl::StrCat("<|im_start|>user\nSay Paris is <|im_end|>\n"
+                                         "<|im_start|>assistant\n",
+                                         content));
+  }
+  Conversation blank = chat;
+  blank.turns.back().content = "  ";
+  EXPECT_EQ(trimmed(blank), "<|im_end|>");
   const Prompt upper("{{ messages[-1].content | upper }}");
   EXPECT_EQ(upper(chat), "continue_final_message");
 }
