@@ -410,7 +410,7 @@ absl::Status ReadPanel(const Tensor& tensor, std::span<const int64_t> rows, int6
 }
 
 absl::Status CheckRows(const Tensor& tensor) {
-  if (IsPlain(tensor)) return absl::OkStatus();
+  if (IsPlain(tensor) && tensor.composite == nullptr) return absl::OkStatus();
   const WeightEncoding encoding = EncodingOf(tensor);
   const auto k = static_cast<int64_t>(tensor.dims[0]);
   const auto count = static_cast<int64_t>(tensor.elements()) / k;

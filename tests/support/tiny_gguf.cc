@@ -155,8 +155,7 @@ void AddWeights(const TinyModelOptions& o, GgufBuilder& file) {
   const auto norm = [&](const std::string& name, uint32_t width) {
     std::vector<float> values(width);
     for (float& value : values) value = 1.0f + 0.1f * unit();
-    file.AddTensor(name, {width}, model::GgmlType::kF32,
-                   EncodeTensor(model::GgmlType::kF32, values));
+    file.AddTensor(name, {width}, o.norm_type, EncodeTensor(o.norm_type, values));
   };
   const uint64_t q_width = uint64_t{o.heads} * o.head_dim;
   const uint64_t key_width = uint64_t{o.kv_heads} * o.head_dim;

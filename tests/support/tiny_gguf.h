@@ -70,6 +70,7 @@ struct TinyModelOptions {
   // Of V, up and down; none: as the other matrices.
   std::optional<model::GgmlType> other_type = std::nullopt;
   model::GgmlType embedding_type = model::GgmlType::kQ8_0;
+  model::GgmlType norm_type = model::GgmlType::kF32;
   uint64_t seed = 1;
   std::string_view pretokenizer = "smollm";
 };

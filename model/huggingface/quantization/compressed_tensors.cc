@@ -67,6 +67,11 @@ absl::StatusOr<std::vector<WeightScheme>> ReadSchemes(const Json& quantization) 
   if (groups == nullptr || !groups->is_object()) {
     return InvalidArgument("quantization_config has no config_groups");
   }
+  constexpr size_t kMostGroups = 256;  // each layer is compared with all of them
+  if (groups->size() > kMostGroups) {
+    return InvalidArgument("quantization_config: config_groups has ", groups->size(),
+                           " groups, not at most ", kMostGroups);
+  }
   std::vector<WeightScheme> schemes;
   for (const auto& [name, group] : groups->items()) {
     const Json* const weights = Member(&group, "weights");

@@ -38,7 +38,8 @@ bool HasRuns(const GroupedTensor::Shape& shape, int span) {
 
 // The encoding if kinds keep codes in such groups, or one that names the group of each k, or fp32.
 WeightEncoding Fitting(const GroupedTensor::Shape& shape, const WeightEncoding& encoding) {
-  if (shape.inputs % kScaleGroup != 0) return {};
+  constexpr int64_t kMostInputs = 1 << 20;  // of any model
+  if (shape.inputs % kScaleGroup != 0 || shape.inputs > kMostInputs) return {};
   if (HasRuns(shape, encoding.scale_group)) return encoding;
   const int64_t groups = GroupsOf(shape);
   if (!encoding.has_zeros || encoding.scales == Scales::kFp32 ||
@@ -46,6 +47,7 @@ WeightEncoding Fitting(const GroupedTensor::Shape& shape, const WeightEncoding& 
     return {};
   }
   std::vector<int32_t> order = shape.order;
+  order.reserve(static_cast<size_t>(shape.inputs));
   for (int64_t k = 0; shape.order.empty() && k < shape.inputs; ++k) {
     order.push_back(static_cast<int32_t>(k / shape.group));
   }

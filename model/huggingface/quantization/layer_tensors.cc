@@ -106,6 +106,9 @@ std::vector<std::span<const std::byte>> DataOf(std::initializer_list<const Tenso
 absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t group, int64_t groups) {
   std::vector<int32_t> order(g_idx.elements());
   std::memcpy(order.data(), g_idx.data.data(), g_idx.data.size());
+  // compressed-tensors leaves layers without an order at -1.
+  if (std::ranges::all_of(order, [](int32_t of) { return of == -1; }))
+    return std::vector<int32_t>();
   bool neighbours = true;
   for (size_t k = 0; k < order.size(); ++k) {
     if (order[k] < 0 || order[k] >= groups) {
@@ -147,7 +150,8 @@ absl::StatusOr<int64_t> WholeNumber(const Json& object, std::string_view key,
     if (other.has_value()) return *other;
     return WrongKey(key, "is missing");
   }
-  if (!value->is_number_integer() || *value < -1 || *value > INT32_MAX) {
+  const bool above = value->is_number_unsigned() && value->get<uint64_t>() > INT32_MAX;
+  if (!value->is_number_integer() || above || value->get<int64_t>() < -1) {
     return WrongKey(key, "is no whole number in range");
   }
   return value->get<int64_t>();
@@ -157,7 +161,9 @@ absl::StatusOr<BlockSize> ReadBlockSize(const Json& object, std::string_view key
   const Json* const size = Member(&object, key);
   if (size == nullptr) return BlockSize{};
   const auto fits = [](const Json& number) {
-    return number.is_number_integer() && number >= 1 && number <= INT32_MAX;
+    // An integer above INT64_MAX is negative here.
+    return number.is_number_integer() && number.get<int64_t>() >= 1 &&
+           number.get<int64_t>() <= INT32_MAX;
   };
   if (!size->is_array() || size->size() != 2 || !fits((*size)[0]) || !fits((*size)[1])) {
     return WrongKey(key, "is not two positive numbers");

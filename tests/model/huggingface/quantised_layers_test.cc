@@ -280,6 +280,17 @@ void Remove(Tensors& tensors, std::string_view name) {
   std::erase_if(tensors, [&](const auto& each) { return each.name == Cat("layer.", name); });
 }
 
+// compressed-tensors leaves it at -1 in layers that nobody has put in an order.
+TEST(QuantisedLayersTest, AnOrderOfMinusOneIsNone) {
+  EXPECT_EQ(ErrorOf({"compressed_actorder_w4_32",
+                     [](std::vector<testing::HfTensor>& tensors, Json&) {
+                       std::string& order = Named(tensors, "weight_g_idx").data;
+                       order.assign(order.size(), '\xFF');
+                     },
+                     ""}),
+            "");
+}
+
 TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
   const auto set = [](Json& quantization, const char* key, const Json& value) {
     quantization[key] = value;
@@ -314,6 +325,8 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
       {"gptq_4bit_asym_32", [&](Tensors&, Json& q) { set(q, "group_size", 128); },
        "group_size = 128, but layer.qweight has 96 inputs"},
       {"gptq_4bit_asym_32", [&](Tensors&, Json& q) { set(q, "group_size", -2); },
+       "group_size is no whole number in range"},
+      {"gptq_4bit_asym_32", [&](Tensors&, Json& q) { set(q, "group_size", UINT64_MAX); },
        "group_size is no whole number in range"},
       {"gptq_4bit_asym_32", [&](Tensors&, Json& q) { set(q, "checkpoint_format", "marlin"); },
        "checkpoint_format = 'marlin' is not supported; supported: gptq, gptq_v2"},
@@ -389,6 +402,11 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
       {"compressed_tensors_w4_32",
        [](Tensors&, Json& q) { q["config_groups"]["group_0"]["weights"]["group_size"] = 0; },
        "group_size = 0"},
+      {"compressed_tensors_w4_32",
+       [](Tensors&, Json& q) {
+         for (int i = 1; i <= 256; ++i) q["config_groups"][Cat("group_", i)] = Json::object();
+       },
+       "config_groups has 257 groups, not at most 256"},
       {"compressed_tensors_w4_32", [](Tensors& t, Json&) { Remove(t, "weight_shape"); },
        "tensor layer.weight_shape is missing"},
       {"compressed_tensors_w4_32",

@@ -1,6 +1,7 @@
 #include "worker/compute/decoder/weight_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -96,6 +97,13 @@ absl::Status WeightSource::Read(TensorRole role, std::uint32_t layer, std::size_
   std::vector<float> in_file((*tensor)->elements());
   const absl::Status status = model::DequantizeRow((*tensor)->type, (*tensor)->data, in_file);
   if (!status.ok()) return status;
+  if (!model::IsPlain(**tensor)) {
+    for (const float value : in_file) {
+      if (std::isfinite(value)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(std::string((*tensor)->name), ": a scale is infinite or no number"));
+    }
+  }
   const model::TensorRow& row = *model::FindRow(spec_, role);
   // A matrix, which has a vector for each head, is one vector here.
   IndexRange own = Own(row.columns);
