@@ -293,8 +293,11 @@ absl::StatusOr<QuantizedLayer> LayerQuantizer::Quantize(
                                 std::span<const float> by) {
         const OutputError& measure = measures.at(observed);
         const IntegerMatrix nothing(grid, matrix.rows, inputs, group);
+        const double whole =
+            measure.Of(Difference(nothing, weights, by, parallel_), matrix.rows, parallel_);
+        if (whole == 0) return 0.0;  // nothing comes out of the layer
         return measure.Of(Difference(integers, weights, by, parallel_), matrix.rows, parallel_) /
-               measure.Of(Difference(nothing, weights, by, parallel_), matrix.rows, parallel_);
+               whole;
       };
       const auto& before = plain.empty() ? matrix.weights : plain.at(name).weights;
       report.error = is_sparse ? error_of(sparse, matrix.weights, {})

@@ -1,23 +1,32 @@
 #include "quantize/quantize_model.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/rt/unique_fd.h"
 #include "common/types/text.h"
 #include "model/huggingface/json_file.h"
+#include "model/huggingface/own_files.h"
 #include "model/huggingface/safetensors_file.h"
 #include "model/huggingface/safetensors_writer.h"
 #include "model/load_spec.h"
 #include "model/overlay_checkpoint.h"
+#include "model/page_releaser.h"
 #include "model/quantize_at_load.h"
 #include "model/tensor_table.h"
 #include "quantize/compressed_tensors.h"
@@ -40,12 +49,27 @@ std::string FileOf(uint32_t number, uint32_t files) {
   return absl::StrFormat("model-%05d-of-%05d.safetensors", number, files);
 }
 
+// The file has its old content, or all of this one, also when the machine dies meanwhile.
+absl::Status WriteFile(const std::string& path, std::span<const std::string_view> pieces) {
+  const std::string unfinished = path + ".unfinished";
+  const UniqueFd file(open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  bool good = file.get() >= 0;
+  for (std::string_view piece : pieces) {
+    while (good && !piece.empty()) {
+      constexpr size_t kMost = 1 << 30;
+      const ssize_t written = write(file.get(), piece.data(), std::min(piece.size(), kMost));
+      if (written < 0 && errno == EINTR) continue;
+      good = written > 0;
+      if (good) piece.remove_prefix(static_cast<size_t>(written));
+    }
+  }
+  good = good && fsync(file.get()) == 0 && std::rename(unfinished.c_str(), path.c_str()) == 0;
+  if (good) return absl::OkStatus();
+  return absl::UnavailableError(Cat("cannot write ", path, ": ", std::strerror(errno)));
+}
+
 absl::Status WriteText(const std::string& path, std::string_view text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file.close();
-  if (file.good()) return absl::OkStatus();
-  return absl::UnavailableError(Cat("cannot write ", path));
+  return WriteFile(path, {&text, 1});
 }
 
 // Floats as the numbers of a type that the file has.
@@ -159,6 +183,7 @@ class Quantizer {
       }
     }
     absl::Status status = SetGroup();
+    if (status.ok()) status = CheckFiles();
     if (!status.ok()) return status;
     for (const model::Tensor& tensor : file_->tensors()) {
       if (!of_layer_.contains(std::string(tensor.name))) rest_.emplace_back(tensor.name);
@@ -369,6 +394,18 @@ class Quantizer {
     return WriteText(PathOf(kIndex), index.dump(2) + "\n");
   }
 
+  // Who publishes the folder would publish what a link leads to.
+  absl::Status CheckFiles() const {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(job_.from, error)) {
+      if (!entry.is_regular_file() || !IsCopied(entry.path())) continue;
+      if (!model::IsOwnFile(job_.from, job_.from, entry.path(), error)) {
+        return InvalidArgument(entry.path().string(), " is a link out of its folder");
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status CopyFiles() const {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(job_.from, error)) {
@@ -399,12 +436,29 @@ class Quantizer {
                             settings.group, ignored_, settings.int8_activations);
   }
 
+  // Two models of one family differ in their weights alone.
+  uint64_t WeightsHash() {
+    if (weights_hash_.has_value()) return *weights_hash_;
+    uint64_t hash = 0;
+    model::PageReleaser pages(*file_);
+    for (const model::Tensor& tensor : file_->tensors()) {
+      const auto add = [&](std::span<const std::byte> data) {
+        hash = XXH3_64bits_withSeed(data.data(), data.size(), hash);
+      };
+      if (tensor.composite == nullptr) add(tensor.data);
+      if (tensor.composite != nullptr) std::ranges::for_each(tensor.composite->parts(), add);
+      pages.Read(tensor.bytes());
+    }
+    return *(weights_hash_ = hash);
+  }
+
   // What tells this job from others.
-  uint64_t JobHash() const {
+  uint64_t JobHash() {
     const Settings& settings = job_.settings;
-    std::string all = Cat(file_->MetadataHash(), "|", static_cast<int>(settings.method), "|",
-                          settings.bits, "|", settings.symmetric, "|", settings.group, "|",
-                          settings.damp, "|", settings.by_importance);
+    std::string all =
+        Cat(file_->MetadataHash(), "|", WeightsHash(), "|", static_cast<int>(settings.method), "|",
+            settings.bits, "|", settings.symmetric, "|", settings.group, "|", settings.damp, "|",
+            settings.by_importance);
     if (settings.int8_activations) all += Cat("|int8|", settings.alpha);
     if (settings.method == Method::kSpqr) all += Cat("|", settings.outliers);
     const auto add = [&](const std::vector<std::vector<TokenId>>& texts) {
@@ -419,7 +473,7 @@ class Quantizer {
   }
 
   // The state of a job: its hash, the layers that are done, the reports, and residuals.
-  absl::Status Save(uint32_t done) const {
+  absl::Status Save(uint32_t done) {
     Json state = {{"job", JobHash()},
                   {"done", done},
                   {"perplexities", Json::array()},
@@ -432,21 +486,15 @@ class Quantizer {
                                    matrix.error, matrix.nearest_error});
     }
     const std::string text = state.dump() + "\n";
-    const std::string unfinished = PathOf(std::string(kState) + ".unfinished");
-    std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
-    file << text;
-    const auto write = [&](const Stream& stream) {
-      file.write(reinterpret_cast<const char*>(stream.residuals.data()),
-                 static_cast<std::streamsize>(stream.residuals.size() * sizeof(float)));
+    std::vector<std::string_view> pieces = {text};
+    const auto add = [&](const Stream& stream) {
+      pieces.emplace_back(reinterpret_cast<const char*>(stream.residuals.data()),
+                          stream.residuals.size() * sizeof(float));
     };
-    write(calibration_);
-    for (const Stream& stream : before_) write(stream);
-    for (const Stream& stream : after_) write(stream);
-    file.close();
-    std::error_code error;
-    if (file.good()) fs::rename(unfinished, PathOf(kState), error);
-    if (file.good() && !error) return absl::OkStatus();
-    return absl::UnavailableError(Cat("cannot write ", PathOf(kState)));
+    add(calibration_);
+    for (const Stream& stream : before_) add(stream);
+    for (const Stream& stream : after_) add(stream);
+    return WriteFile(PathOf(kState), pieces);
   }
 
   absl::Status Resume() {
@@ -508,6 +556,7 @@ class Quantizer {
 
   QuantizeJob job_;
   const std::shared_ptr<const model::Checkpoint> file_;
+  std::optional<uint64_t> weights_hash_;
   const model::ModelSpec spec_;
   const uint32_t layers_;
   const kernels::Ops& ops_;

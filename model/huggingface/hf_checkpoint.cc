@@ -19,6 +19,7 @@
 #include "model/huggingface/hf_configuration.h"
 #include "model/huggingface/hf_tokenizer.h"
 #include "model/huggingface/json_file.h"
+#include "model/huggingface/own_files.h"
 #include "model/huggingface/quantization/quantization.h"
 #include "model/huggingface/safetensors_file.h"
 #include "model/padding_token.h"
@@ -81,20 +82,14 @@ class Folder {
   // Refuses a name with parts, and a link to a file elsewhere. The cache of Hugging Face's hub has
   // a folder of links into the folder "blobs" beside its parent.
   absl::Status Check(std::string_view name) const {
-    namespace fs = std::filesystem;
     if (name.empty() || name.find('/') != std::string_view::npos || name == "." || name == "..") {
       return InvalidArgument(path_, ": '", absl::CHexEscape(ToAbsl(name.substr(0, 80))),
                              "' is not the name of a file");
     }
     std::error_code error;
-    const fs::path root = fs::canonical(root_, error);
-    const fs::path file = fs::canonical(PathOf(name), error);
+    const bool is_own = IsOwnFile(root_, path_, PathOf(name), error);
     if (error) return absl::NotFoundError(Cat("cannot open ", PathOf(name)));
-    const fs::path folder = path_ == root_ ? root : root / fs::path(path_).filename();
-    const fs::path parent = file.parent_path();
-    const bool in_cache = root.parent_path().filename() == "snapshots" &&
-                          parent == root.parent_path().parent_path() / "blobs";
-    if (parent == folder || in_cache) return absl::OkStatus();
+    if (is_own) return absl::OkStatus();
     return InvalidArgument(PathOf(name), " is a link out of its folder");
   }
   absl::StatusOr<std::string> Read(std::string_view name, size_t max_bytes) const {

@@ -284,6 +284,25 @@ TEST_F(QuantizeModelTest, WhatCannotBeDoneIsRefusedByName) {
   job.resume = true;
   job.settings.bits = 8;
   EXPECT_THAT(error(job), HasSubstr("another job has begun"));
+  // The same job, but of another model of that family.
+  job = Job("weights", {.method = Method::kGptq, .bits = 4, .group = 32});
+  job.from = scratch_.path() + "/from";
+  fs::copy(kLlama, job.from);
+  EXPECT_THROW(static_cast<void>(Run(job, [](uint32_t, uint32_t) { throw Interrupted(); })),
+               Interrupted);
+  job.resume = true;
+  const std::string weights = job.from + "/model.safetensors";
+  {
+    std::fstream file(weights, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(weights)) - 4);
+    file.put('\x01');
+  }
+  EXPECT_THAT(error(job), HasSubstr("another job has begun"));
+  // What others own is not copied, since people publish the folder.
+  job.to = scratch_.path() + "/links";
+  job.settings = {.method = Method::kRtn, .bits = 8, .group = 0};
+  fs::create_symlink("/etc/hostname", job.from + "/more.json");
+  EXPECT_THAT(error(job), HasSubstr("more.json is a link out of its folder"));
   // A norm after attention.
   job = Job("gemma", {.method = Method::kAwq, .bits = 4, .group = 32});
   job.from = "tests/data/tiny/olmo2";
