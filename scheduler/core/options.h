@@ -63,6 +63,9 @@ struct CoreOptions {
   // The most bytes of constraints and of DRY's breakers in one plan, which is a message to the
   // workers: sequences that would make it longer open in later plans. Those of one always fit.
   std::size_t max_constraint_bytes = 4u << 20;
+  // The same for the tokens of sequences that open, of which each takes two or three bytes. A
+  // message may have 16 MiB.
+  std::size_t max_opened_tokens = 2u << 20;
 };
 
 }  // namespace flotilla::scheduler

@@ -200,7 +200,7 @@ void StepPlanner::Assess() {
   promised_blocks_ = 0;
   expected_.reset();
   budget_ = state_.MaxStepTokens();
-  constraint_bytes_ = 0;
+  constraint_bytes_ = opened_tokens_ = 0;
   AssessDecodes();
   KeepToItlTarget();
   AssessPrompts();
@@ -437,7 +437,7 @@ std::optional<StepPlanner::PendingOpen> StepPlanner::FindOpen(TableIndex index,
   Promise(state_.RequestOf(sequence), OpenNeeds(open));
   if (forks && !ParentIsReady(sequence)) return std::nullopt;
   if (!IsInThisStep(sequence)) return std::nullopt;
-  if (!forks && !HasRoomForConstraint(state_.RequestOf(sequence))) return std::nullopt;
+  if (!forks && !HasRoomInPlan(state_.RequestOf(sequence))) return std::nullopt;
   const std::uint32_t wanted =
       RowsOfTarget(begin, std::min({whole, sequence.StepEnd(begin) - begin, MaxChunk(), budget_}),
                    InFirstRequest(sequence));
@@ -457,17 +457,28 @@ std::size_t StepPlanner::BytesInPlan(const SamplingParams& sampling) {
   return sampling.constraint.text.size() + tokens * sizeof(TokenId);
 }
 
-bool StepPlanner::HasRoomForConstraint(const Request& request) const {
-  const std::size_t bytes = BytesInPlan(request.sampling);
-  return bytes == 0 || constraint_bytes_ == 0 ||
-         constraint_bytes_ + bytes <= state_.options.max_constraint_bytes;
+std::size_t StepPlanner::TokensInPlan(const Request& request) const {
+  return state_.sequences[request.sequences.front()].tokens.size();
+}
+
+void StepPlanner::CountInPlan(const Request& request) {
+  constraint_bytes_ += BytesInPlan(request.sampling);
+  opened_tokens_ += TokensInPlan(request);
+}
+
+bool StepPlanner::HasRoomInPlan(const Request& request) const {
+  const std::size_t bytes = BytesInPlan(request.sampling), tokens = TokensInPlan(request);
+  const bool has_room = bytes == 0 || constraint_bytes_ == 0 ||
+                        constraint_bytes_ + bytes <= state_.options.max_constraint_bytes;
+  return has_room &&
+         (opened_tokens_ == 0 || opened_tokens_ + tokens <= state_.options.max_opened_tokens);
 }
 
 void StepPlanner::ScheduleOpen(const PendingOpen& open) {
   const Sequence& sequence = state_.sequences[open.index];
   const Request& request = state_.RequestOf(sequence);
   if (!sequence.fork.parent.has_value()) {
-    constraint_bytes_ += BytesInPlan(request.sampling);
+    CountInPlan(request);
   }
   const std::uint64_t takes = OpenNeeds(open);
   Take(request, takes);
@@ -573,7 +584,7 @@ std::optional<TableIndex> StepPlanner::VictimOfHead() {
   if (last == order_.rend()) return std::nullopt;
   const Attempt attempt = TryAdmit(*head);
   load_.reset();
-  if (!attempt.blocked || !HasRoomForConstraint(request)) return std::nullopt;
+  if (!attempt.blocked || !HasRoomInPlan(request)) return std::nullopt;
   std::uint64_t places = state_.MaxRunning() - state_.reserved_sequences;
   std::uint64_t blocks = free_blocks_;
   for (const TableIndex index : order_) {

@@ -110,8 +110,12 @@ class StepPlanner {
   void ScheduleOpen(const PendingOpen& open);
   // Bytes that a sequence's constraint and its breakers of DRY take in the plan that opens it.
   static std::size_t BytesInPlan(const SamplingParams& sampling);
-  // Whether the plan has room for those of a sequence that does not fork.
-  bool HasRoomForConstraint(const Request& request) const;
+  // The tokens of a sequence that opens, as they are in the plan.
+  std::size_t TokensInPlan(const Request& request) const;
+  // The plan opens a sequence that does not fork.
+  void CountInPlan(const Request& request);
+  // Whether the plan, which is a message, has room for one.
+  bool HasRoomInPlan(const Request& request) const;
   // A waiting request that may be admitted now, with what the prefix cache has of it.
   struct Admission {
     TableIndex request;
@@ -256,6 +260,7 @@ class StepPlanner {
   std::uint64_t promised_blocks_ = 0;  // needed for the rest of the prompts begun
   std::uint32_t budget_ = 0;           // rows left
   std::size_t constraint_bytes_ = 0;   // of the sequences that open and do not fork
+  std::size_t opened_tokens_ = 0;      // of the same
   std::vector<TableIndex> order_;      // the running sequences, in order
   std::vector<TableIndex> prompts_;    // begun ones, in order, that were dealt no rows yet
   bool prompt_can_run_ = false;        // one of them has blocks for a row

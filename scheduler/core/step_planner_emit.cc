@@ -250,7 +250,7 @@ void StepPlanner::Admit(const Admission& admission, std::uint32_t most) {
   const TableIndex first = request.sequences.front();
   Sequence& sequence = state_.sequences[first];
   Open(first, admission.match);
-  constraint_bytes_ += BytesInPlan(request.sampling);
+  CountInPlan(request);
 
   const std::uint32_t begin = sequence.length.scheduled_max;
   const std::uint32_t rows =

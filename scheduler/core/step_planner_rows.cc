@@ -183,7 +183,7 @@ StepPlanner::Attempt StepPlanner::TryAdmit(TableIndex index) {
   // half-computed prompts could wait for each other.
   attempt.blocked =
       free_blocks_ < promised_blocks_ + ExpectedBlocks(request) + AdmissionNeeds(request, match);
-  attempt.blocked |= !HasRoomForConstraint(request);
+  attempt.blocked |= !HasRoomInPlan(request);
   if (!attempt.blocked) attempt.admission = Admission{index, match};
   return attempt;
 }

@@ -457,5 +457,27 @@ TEST(Core, AResultThatDoesNotAnswerThePlanIsAnError) {
   EXPECT_FALSE(applied([](StepResult& r) { r.sequences[0].finished = FinishReason::kMoved; }).ok());
 }
 
+// A plan is a message: who shares a long prefix opens in several plans.
+TEST(Planner, OpenedTokensOfAPlanAreBounded) {
+  CoreHarness harness({.max_opened_tokens = 150}, PlannerGroup());
+  for (std::uint64_t id = 1; id <= 6; ++id) harness.Submit(id, 60, 4);
+  harness.Submit(7, 200, 4);  // more than the bound, so it opens alone
+  std::size_t opened = 0, plans = 0;
+  while (harness.core.live_requests() > 0) {
+    ASSERT_EQ(harness.Plan(), StallReason::kNone);
+    std::size_t count = 0, tokens = 0;
+    for (const OpenSequence& open : CoreHarness::OpsOf<OpenSequence>(harness.plans.back())) {
+      ++count;
+      tokens += open.tokens.size();
+    }
+    EXPECT_TRUE(count <= 1 || tokens <= 150) << count << " with " << tokens;
+    opened += count;
+    plans += count > 0;
+    harness.Answer();
+  }
+  EXPECT_EQ(opened, 7u);
+  EXPECT_EQ(plans, 4u);
+}
+
 }  // namespace
 }  // namespace flotilla::scheduler
