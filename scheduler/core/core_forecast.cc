@@ -190,13 +190,25 @@ bool CoreState::SurelyLate(const Request& request) {
 }
 
 bool CoreState::ExpectedLate(const Request& request) {
-  if (!request.deadline_ns.has_value()) return false;
+  if (!request.deadline_ns.has_value() || MayTry(request)) return false;
   const std::int64_t begun_ns = forecast.PrefillPartNs(BegunPrompts(*this));
   const auto is_late = [&](std::uint32_t cached) {
     const std::int64_t ns = begun_ns + PredictNs(request, cached);
     return now_ns + ns + ns / kForecastMargin > *request.deadline_ns;
   };
   return is_late(0) && is_late(Cached(request));
+}
+
+bool CoreState::HasUnknownLength(const Request& request) const {
+  return !request.has_exact_outputs() && !forecast.lengths().Knows(request.answer_class);
+}
+
+bool CoreState::MayTry(const Request& request) const {
+  constexpr std::size_t kTries = 32;
+  if (!HasUnknownLength(request)) return false;
+  std::size_t tried = 0;
+  for (const TableIndex index : running) tried += RequestOf(sequences[index]).tried;
+  return tried < kTries;
 }
 
 std::uint32_t CoreState::Cached(const Request& request) {
@@ -211,12 +223,14 @@ bool CoreState::LeavesTime(const Request& request) const {
   const auto careful = [this](const StepShape& shape) {
     return forecast.DecodeStepNs(shape) * (kForecastMargin + 1) / kForecastMargin;
   };
+  const bool unknown = HasUnknownLength(request);
   const std::int64_t step = careful(before), longer = careful(after);
   std::size_t late = 0, made_late = 0, all = 0;
   for (const TableIndex index : running) {
     const Sequence& sequence = sequences[index];
     const Request& other = RequestOf(sequence);
     if (!other.deadline_ns.has_value()) continue;
+    if (unknown && other.tried) continue;
     const auto steps = static_cast<std::int64_t>(ExpectedOutputs(sequence));
     ++all;
     const bool is_late = now_ns + steps * step > *other.deadline_ns;

@@ -155,6 +155,7 @@ void CoreState::Demote(TableIndex index) {
 
 void CoreState::AdmitRequest(TableIndex index) {
   Request& request = requests[index];
+  request.tried = request.deadline_ns.has_value() && HasUnknownLength(request);
   const bool shortest = waiting.shortest() == index;
   waiting.Remove(index);
   // Once it runs, it gives way only to those that its own class gives way to.

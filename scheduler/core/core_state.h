@@ -223,6 +223,11 @@ struct CoreState {
   // privilege: a request without one, which cannot be ended early, never waits for those that have
   // one.
   bool LeavesTime(const Request& request) const;
+  // Whether nothing but max_tokens says how long the answer will be.
+  bool HasUnknownLength(const Request& request) const;
+  // Whether it is tried however late it seems, since its length is unknown, and few sequences of
+  // unknown lengths are under way: that is how lengths become known.
+  bool MayTry(const Request& request) const;
   // Forecasts the outputs of a sequence anew.
   void UpdateForecast(Sequence& sequence);
   // Learns from an answer that ended by itself, or, if it was ended, had at least `outputs` tokens.

@@ -66,6 +66,7 @@ struct Request {
   std::optional<std::int64_t> expires_ns;   // the deadline, or else the server's own limit
 
   AnswerClass answer_class;  // for forecasts of its outputs
+  bool tried = false;        // admitted with a deadline although its length was unknown
 
   std::int32_t priority = 0;
   std::uint64_t arrival = 0;  // order of admission; unique

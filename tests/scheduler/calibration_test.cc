@@ -287,6 +287,24 @@ TEST(StepTimeModel, StepsOfFewerRowsThanAllMayBeQuick) {
   EXPECT_EQ(model.SureNs(one), model.PredictNs(one) / 40);
 }
 
+// What context costs is a guess from small ones. Nobody is ended for it.
+TEST(StepTimeModel, SureTimesHaveNoMoreContextThanWasSeen) {
+  StepTimeModel model(0, 1'000'000);
+  testing::Random random(4);
+  const auto decodes = [](std::uint64_t context) {
+    StepShape shape;
+    for (int i = 0; i < 2; ++i) shape.AddDecode(context);
+    return shape;
+  };
+  for (std::uint64_t i = 1; i <= 400; ++i) {
+    const std::uint64_t context = 100 * (1 + random.Below(200));
+    model.Observe(decodes(context), static_cast<std::int64_t>(900'000 + 100 * context));
+  }
+  EXPECT_GT(model.PredictNs(decodes(2'000'000)), 10 * model.PredictNs(decodes(20'000)));
+  EXPECT_EQ(model.SureNs(decodes(2'000'000)), model.PredictNs(decodes(20'000)));
+  EXPECT_EQ(model.SureNs(decodes(100)), model.PredictNs(decodes(100)));
+}
+
 TEST(StepTimeModel, HostileTimingsStayInBounds) {
   StepTimeModel model(-5, INT64_MAX);
   testing::Random random(9);
@@ -397,6 +415,23 @@ TEST(DecayingHistogram, PartsHaveEqualWeightAndKeepTheMean) {
   EXPECT_EQ(values.PartMeans<2>(5), (std::array<std::uint64_t, 2>{5, 7}));
   EXPECT_EQ(values.PartMeans<2>(100), (std::array<std::uint64_t, 2>{100, 100}));
   EXPECT_EQ((DecayingHistogram<3, 24>(8).PartMeans<2>()), (std::array<std::uint64_t, 2>{0, 0}));
+}
+
+// What is known of open answers only, in part, weighs what it weighs, however few have ended.
+TEST(Calibration, OpenAnswersWeighAsManyAsTheyAre) {
+  using Lengths = DecayingHistogram<3, 24>;
+  Lengths closed(1024), open(1 << 20);
+  for (int i = 0; i < 50; ++i) closed.Add(20 + i % 10);
+  closed.Add(4000);
+  for (int i = 0; i < 512; ++i) open.Add(static_cast<std::uint64_t>(1 + i * 4));
+  const Lengths all = closed.WithOpen(open);
+  EXPECT_NEAR(all.count(), 51 + 512, 6);
+  EXPECT_LE(all.Mean(), 4600u);
+  // In a steady state of equally long answers the mean is theirs.
+  Lengths equal(1024), begun(1 << 20);
+  for (int i = 0; i < 1000; ++i) equal.Add(400);
+  for (int i = 0; i < 4000; ++i) begun.Add(static_cast<std::uint64_t>(i / 10));
+  EXPECT_NEAR(equal.WithOpen(begun).Mean(), 400, 40);
 }
 
 }  // namespace

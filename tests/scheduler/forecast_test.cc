@@ -316,5 +316,28 @@ TEST(Forecast, GoodputHoldsAtFiveTimesTheCapacityUnderEveryPolicy) { ExpectGoodp
 
 TEST(Forecast, GoodputHoldsUnderFairShareToo) { ExpectGoodputHolds(true); }
 
+// Clients that leave max_tokens out would take minutes if they made as many tokens as they may.
+TEST(Forecast, DeadlinesOfUnknownLengthsAreMet) {
+  for (const bool others : {false, true}) {
+    CoreHarness harness({}, ForecastGroup());
+    harness.step_ns = [](std::uint32_t, std::uint32_t) { return 10'000'000; };
+    harness.token_of = [](const worker::BatchItem&, std::uint32_t output) {
+      return output == 99 ? kStop : 1;
+    };
+    const auto submit = [&](std::uint64_t id, bool hurried) {
+      TokenizedRequest request = LiveRequest(id, 20, 16'000);
+      request.max_tokens_absent = true;
+      if (hurried) request.deadline_ns = harness.now_ns + 10'000'000'000;
+      harness.core.Submit(harness.now_ns, request);
+    };
+    for (std::uint64_t id = 1; others && id <= 4; ++id) submit(id, false);
+    for (std::uint64_t id = 100; id < 164; ++id) submit(id, true);
+    harness.RunAll();
+    int met = 0;
+    for (std::uint64_t id = 100; id < 164; ++id) met += harness.EndOf(id)->status.ok();
+    EXPECT_EQ(met, 64) << others;
+  }
+}
+
 }  // namespace
 }  // namespace flotilla::scheduler

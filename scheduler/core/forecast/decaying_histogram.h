@@ -37,9 +37,10 @@ class DecayingHistogram {
     total_ -= taken;
   }
 
-  // These values, and those of which only a lower bound is known, the ones in `least`: each is
-  // taken to be as the values above its bound are (the estimate of Kaplan and Meier, 1958). Where
-  // no value is above, it is taken for an eighth more than its bound.
+  // These values, and those of which only a lower bound is known, the ones in `least`: the weight
+  // of each goes in equal parts to all that are above its bound, known or not (Efron 1967, which
+  // gives the estimate of Kaplan and Meier, 1958). Where none is above, it is taken for an eighth
+  // more than its bound.
   DecayingHistogram WithOpen(const DecayingHistogram& least) const {
     if (least.total_ == 0) return *this;
     constexpr std::uint32_t kFraction = 12;
@@ -47,9 +48,10 @@ class DecayingHistogram {
       return static_cast<std::uint32_t>((x + (1u << (kFraction - 1))) >> kFraction);
     };
     DecayingHistogram all(memory_);
-    std::uint64_t beyond = total_, weight = std::uint64_t{1} << kFraction;  // of a value
+    std::uint64_t beyond = std::uint64_t{total_} + least.total_,
+                  weight = std::uint64_t{1} << kFraction;  // of a value
     for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
-      beyond -= counts_[bucket];
+      beyond -= counts_[bucket] + least.counts_[bucket];
       all.counts_[bucket] += rounded(counts_[bucket] * weight);
       const std::uint64_t open = least.counts_[bucket] * weight;
       if (beyond > 0) {

@@ -100,6 +100,11 @@ std::uint32_t OutputLengths::Impute(const AnswerClass& answers, std::uint32_t ma
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(longer, most));
 }
 
+bool OutputLengths::Knows(const AnswerClass& answers) const {
+  const Class* const known = Find(answers);
+  return known != nullptr && known->outputs.count() >= kEnough;
+}
+
 std::uint32_t OutputLengths::Least(const AnswerClass& answers, std::uint32_t permille) const {
   const Class* const known = Find(answers);
   if (known == nullptr || known->outputs.count() < kEnough) return 0;

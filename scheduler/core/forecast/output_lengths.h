@@ -72,6 +72,8 @@ class OutputLengths {
   // those that are longer. If hardly any is known, twice as much, since answers that never end in
   // time would otherwise be taken for short ones.
   std::uint32_t Impute(const AnswerClass& answers, std::uint32_t made, std::uint32_t most) const;
+  // Whether kEnough such answers were seen. Before, a forecast is little more than max_tokens.
+  bool Knows(const AnswerClass& answers) const;
   // The tokens that all but `permille` of such answers reach. 0 unless enough were seen.
   std::uint32_t Least(const AnswerClass& answers, std::uint32_t permille) const;
 

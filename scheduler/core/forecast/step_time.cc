@@ -72,7 +72,9 @@ std::int64_t StepTimeModel::PredictNs(const StepShape& shape) const {
 
 std::int64_t StepTimeModel::SureNs(const StepShape& shape) const {
   const std::uint64_t rows = shape.prefill_rows + shape.decode_rows;
-  const std::int64_t ns = PredictNs(shape);
+  StepShape seen = shape;
+  seen.decode_context = std::min(shape.decode_context, most_decode_context_);
+  const std::int64_t ns = PredictNs(seen);
   if (rows >= fewest_rows_) return ns;
   return static_cast<std::int64_t>(Wide{ns} * rows / fewest_rows_);
 }
@@ -211,6 +213,7 @@ void StepTimeModel::Observe(const StepShape& shape, std::int64_t ns) {
   since_decodes_alone_ += prefill;
   most_prefill_rows_ = std::max(most_prefill_rows_, shape.prefill_rows);
   most_prefill_context_ = std::max(most_prefill_context_, shape.prefill_context);
+  most_decode_context_ = std::max(most_decode_context_, shape.decode_context);
   NoticeChange(static_cast<std::int64_t>(ratio));
 }
 

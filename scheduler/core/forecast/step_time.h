@@ -58,7 +58,8 @@ class StepTimeModel {
   // The expected time. At least 1, at most kMostNs.
   std::int64_t PredictNs(const StepShape& shape) const;
   // The same, less what is not known of steps with fewer rows than all since the times have
-  // changed: what they seem to take whatever their rows may be of the rows.
+  // changed: what they seem to take whatever their rows may be of the rows. And decodes count with
+  // the most context that was seen, since what context costs may be a guess.
   std::int64_t SureNs(const StepShape& shape) const;
   // The time that `permille` of the steps of such a shape do not exceed.
   std::int64_t QuantileNs(const StepShape& shape, std::uint32_t permille) const;
@@ -115,7 +116,8 @@ class StepTimeModel {
   std::array<Ratios, 2> ratios_;          // the same
   std::uint64_t steps_ = 0;
   std::uint64_t most_prefill_rows_ = 0, most_prefill_context_ = 0;  // of a step
-  std::uint64_t since_decodes_alone_ = 0;                           // steps with prefill in a row
+  std::uint64_t most_decode_context_ = 0;
+  std::uint64_t since_decodes_alone_ = 0;  // steps with prefill in a row
   // Steps since all times have changed. The description counts as 16.
   std::uint64_t since_change_ = 16;
   std::uint64_t fewest_rows_ = ~0ull;  // of one of these steps
