@@ -90,6 +90,17 @@ TEST(Chat, ReadsWhatTemplatesSee) {
   EXPECT_FALSE(Read(Chat(R"(,"add_generation_prompt":false)"))->add_generation_prompt);
 }
 
+// As the openai package dumps a message of an answer.
+TEST(Chat, MembersThatAreNotKnownMayBeNull) {
+  const auto chat = [](const std::string& annotations) {
+    return Read(R"({"model":"m","messages":[{"role":"user","content":"x"},{"role":"assistant",)"
+                R"("content":"y","refusal":null,"audio":null,"annotations":)" +
+                annotations + R"(},{"role":"user","content":"z"}],"modalities":null})");
+  };
+  EXPECT_TRUE(chat("null").ok()) << chat("null").status();
+  EXPECT_NE(chat("[]").status().message().find("'messages[1].annotations'"), std::string::npos);
+}
+
 TEST(Chat, ReadsTheToolChoice) {
   const std::string tools = R"(,"tools":[)" + Function(R"("name":"f")") + "]";
   const auto choice = [&](const std::string& value) {
