@@ -62,6 +62,7 @@ void RefusedPlans::Split(std::vector<Candidate> candidates, bool refused) {
   candidates.resize(half);
   tried_ = std::move(candidates);
   confirming_ = refused && tried_.size() == 1 && held_.empty();
+  turn_ends_ns_ = now_ns_ + kTurnNs;
 }
 
 void RefusedPlans::Pause(std::int64_t now_ns, bool learned) {
@@ -69,6 +70,7 @@ void RefusedPlans::Pause(std::int64_t now_ns, bool learned) {
   // 100 ms << 7 is above the longest pause.
   const std::uint32_t doublings = learned || tries_ == 0 ? 0 : std::min(tries_ - 1, 7u);
   resume_ns_ = now_ns + std::min(kFirstPauseNs << doublings, kLongestPauseNs);
+  turn_ends_ns_ = resume_ns_ + kTurnNs;
 }
 
 void RefusedPlans::Update(
@@ -77,9 +79,11 @@ void RefusedPlans::Update(
   now_ns_ = now_ns;
   if (candidates() == 0) return;
   bool ended = false;
+  std::uint64_t all = 0;
   std::erase_if(tried_, [&](const Candidate& candidate) {
     const std::optional<std::uint32_t> positions = computed(candidate.request);
     ended |= !positions.has_value();
+    all += positions.value_or(0);
     if (positions.has_value() && *positions < candidate.cleared_at) return false;
     cleared_.push_back(candidate.request);
     return true;
@@ -89,6 +93,14 @@ void RefusedPlans::Update(
   std::erase_if(held_, [&](const Candidate& s) { return !computed(s.request).has_value(); });
   std::erase_if(cleared_, [&](const RequestId& id) { return !computed(id).has_value(); });
   if (tried_.empty()) Split(std::exchange(held_, {}), /*refused=*/false);
+  if (all > tried_positions_) turn_ends_ns_ = std::max(turn_ends_ns_, now_ns + kTurnNs);
+  tried_positions_ = all;
+  if (!held_.empty() && now_ns >= turn_ends_ns_) {
+    std::swap(tried_, held_);
+    confirming_ = false;
+    tried_positions_ = 0;
+    turn_ends_ns_ = now_ns + kTurnNs;
+  }
   if (candidates() == 0) cleared_.clear();
 }
 

@@ -8,6 +8,9 @@
 // of the refusal is cleared. A candidate that is alone and is refused again fails. So a request
 // that is refused each time is found among n candidates after at most 2 + log2(n) refusals.
 //
+// Candidates that do not get on in kTurnNs, since others go first by the policy or take the places,
+// give their turn to those that they hold back.
+//
 // The candidates wait before each try: kFirstPauseNs, and twice as long each time that requests
 // which were cleared are in the way again (a digest may drift without any request being the cause)
 // or that all candidates were cleared and a plan is refused, at most kLongestPauseNs. After
@@ -32,6 +35,7 @@ class RefusedPlans {
   static constexpr std::int64_t kLongestPauseNs = 10'000'000'000;
   static constexpr std::int64_t kQuietNs = 60'000'000'000;
   static constexpr std::uint32_t kMostTries = 10;
+  static constexpr std::int64_t kTurnNs = 10'000'000'000;
 
   struct Candidate {
     RequestId request;
@@ -67,12 +71,14 @@ class RefusedPlans {
   void Split(std::vector<Candidate> candidates, bool refused);
   void Pause(std::int64_t now_ns, bool learned);
 
-  std::vector<Candidate> tried_;    // may start after the pause
-  std::vector<Candidate> held_;     // may not start
-  std::vector<RequestId> cleared_;  // while others are candidates
-  bool confirming_ = false;         // tried_ was one candidate that was refused before
-  std::int64_t now_ns_ = 0;         // of the last Update
-  std::int64_t resume_ns_ = 0;      // the end of the pause
+  std::vector<Candidate> tried_;       // may start after the pause
+  std::vector<Candidate> held_;        // may not start
+  std::vector<RequestId> cleared_;     // while others are candidates
+  bool confirming_ = false;            // tried_ was one candidate that was refused before
+  std::int64_t now_ns_ = 0;            // of the last Update
+  std::int64_t resume_ns_ = 0;         // the end of the pause
+  std::int64_t turn_ends_ns_ = 0;      // when tried_ lets held_ try
+  std::uint64_t tried_positions_ = 0;  // what tried_ had computed in all
   std::int64_t last_refused_ns_ = 0;
   std::uint32_t tries_ = 0;  // refusals of which no cause was found
 };

@@ -222,6 +222,60 @@ TEST(RefusedPlans, SeveralCausesAreFoundOneAfterAnother) {
   EXPECT_EQ(plans.candidates(), 0u);
 }
 
+// Those that may try may be behind others by the policy, or find no place.
+TEST(RefusedPlans, CandidatesThatGetOnKeepTheirTurn) {
+  RefusedPlans plans;
+  plans.OnRefused(0, {{.request = Id(1), .cleared_at = 1000}, {.request = Id(2), .cleared_at = 5}});
+  std::uint32_t positions = 0;
+  for (std::int64_t now_ns = 0; now_ns < 10 * RefusedPlans::kTurnNs;
+       now_ns += RefusedPlans::kTurnNs / 2) {
+    ++positions;
+    plans.Update(now_ns, [&](const RequestId& id) {
+      return std::optional<std::uint32_t>(id == Id(1) ? positions : 0);
+    });
+    EXPECT_FALSE(plans.MayStart(Id(2)));
+  }
+}
+
+// One that was refused alone, and finds no place, is not confirmed by the refusal of another.
+TEST(RefusedPlans, ATurnThatChangesConfirmsNothing) {
+  RefusedPlans plans;
+  const auto nobody_gets_on = [](const RequestId&) { return std::optional<std::uint32_t>(0); };
+  plans.OnRefused(0, {{.request = Id(1), .cleared_at = 5}});
+  plans.OnRefused(1, {{.request = Id(1), .cleared_at = 5}, {.request = Id(2), .cleared_at = 5}});
+  const std::int64_t later_ns = RefusedPlans::kLongestPauseNs + RefusedPlans::kTurnNs;
+  plans.Update(later_ns, nobody_gets_on);
+  EXPECT_TRUE(plans.MayStart(Id(2)));
+  EXPECT_THAT(plans.OnRefused(later_ns, {{.request = Id(2), .cleared_at = 5}}).failed, IsEmpty());
+}
+
+TEST(RefusedPlans, CandidatesThatDoNotGetOnGiveTheirTurnToOthers) {
+  RefusedPlans plans;
+  const auto nobody_gets_on = [](const RequestId&) { return std::optional<std::uint32_t>(0); };
+  std::int64_t now_ns = 0;
+  plans.OnRefused(now_ns, {{.request = Id(1), .cleared_at = 5},
+                           {.request = Id(2), .cleared_at = 5},
+                           {.request = Id(3), .cleared_at = 5},
+                           {.request = Id(4), .cleared_at = 5}});
+  const auto may_start = [&](std::int64_t after_ns) {
+    now_ns += after_ns;
+    plans.Update(now_ns, nobody_gets_on);
+    std::vector<std::uint64_t> ids;
+    for (const std::uint64_t counter : {1, 2, 3, 4}) {
+      if (plans.MayStart(Id(counter))) ids.push_back(counter);
+    }
+    return ids;
+  };
+  EXPECT_THAT(may_start(RefusedPlans::kFirstPauseNs), ElementsAre(1, 2));
+  EXPECT_THAT(may_start(RefusedPlans::kTurnNs - 1), ElementsAre(1, 2));
+  EXPECT_THAT(may_start(1), ElementsAre(3, 4));
+  EXPECT_THAT(may_start(RefusedPlans::kTurnNs), ElementsAre(1, 2));
+  // The half that may try is the one that is refused.
+  plans.OnRefused(now_ns,
+                  {{.request = Id(1), .cleared_at = 5}, {.request = Id(2), .cleared_at = 5}});
+  EXPECT_EQ(plans.tried().size(), 1u);
+}
+
 // One request is alone among the candidates and is refused beside others. Only a refusal without
 // those shows that it is the cause.
 TEST(RefusedPlans, WhoIsRefusedBesideOthersIsTriedWithoutThem) {
