@@ -233,13 +233,16 @@ absl::StatusOr<Splitter> Splitter::Create(std::span<const TextStep> steps) {
   }
   Splitter splitter;
   bool byte_level = false;
+  int to_bytes_steps = 0;
   for (const TextStep& step : steps) {
     if (step.kind < Kind::kWhitespace || step.kind > Kind::kMetaspace) {
       return Unimplemented("a pre-tokenizer that does not split text");
     }
     const bool to_bytes = step.kind == Kind::kByteLevel;
     // Each one doubles the bytes of what is not ASCII.
-    if (byte_level && to_bytes) return Unimplemented("a pre-tokenizer with two steps ByteLevel");
+    if (to_bytes && ++to_bytes_steps > 2) {
+      return Unimplemented("a pre-tokenizer with more than two steps ByteLevel");
+    }
     byte_level = byte_level || to_bytes;
     if (byte_level && step.kind == Kind::kMetaspace) {
       return Unimplemented("the pre-tokenizer Metaspace with ByteLevel in front of it");

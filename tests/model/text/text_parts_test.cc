@@ -373,9 +373,12 @@ TEST(TokenText, TokensDoNotGrowWithoutBound) {
 }
 
 // Each prompt would have twice the bytes with each step.
-TEST(Splitter, OneStepIsByteLevel) {
-  const std::vector<TextStep> twice(2, {.kind = Kind::kByteLevel});
-  EXPECT_THAT(Message(Splitter::Create(twice).status()), HasSubstr("two steps ByteLevel"));
+TEST(Splitter, TwoStepsAreByteLevelAtMost) {
+  std::vector<TextStep> steps(2, {.kind = Kind::kByteLevel});
+  EXPECT_TRUE(Splitter::Create(steps).ok());
+  steps.push_back(steps[0]);
+  EXPECT_THAT(Message(Splitter::Create(steps).status()),
+              HasSubstr("more than two steps ByteLevel"));
 }
 
 // "_a", "b", "ab" and more, with <unk>, </s> and a token that is added.
