@@ -106,9 +106,11 @@ std::vector<std::span<const std::byte>> DataOf(std::initializer_list<const Tenso
 absl::StatusOr<std::vector<int32_t>> ReadOrder(const Tensor& g_idx, int64_t group, int64_t groups) {
   std::vector<int32_t> order(g_idx.elements());
   std::memcpy(order.data(), g_idx.data.data(), g_idx.data.size());
-  // compressed-tensors leaves layers without an order at -1.
-  if (std::ranges::all_of(order, [](int32_t of) { return of == -1; }))
+  // compressed-tensors leaves layers without an order at -1. To GPTQ that is the last group.
+  if (g_idx.name.ends_with(".weight_g_idx") &&
+      std::ranges::all_of(order, [](int32_t of) { return of == -1; })) {
     return std::vector<int32_t>();
+  }
   bool neighbours = true;
   for (size_t k = 0; k < order.size(); ++k) {
     if (order[k] < 0 || order[k] >= groups) {

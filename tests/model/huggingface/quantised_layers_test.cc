@@ -338,6 +338,12 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
       {"gptq_4bit_asym_32_desc_act",
        [](Tensors& t, Json&) { Named(t, "g_idx").data.replace(20, 4, "\xFF\xFF\xFF\xFF"); },
        "tensor layer.g_idx: element 5 is -1"},
+      {"gptq_4bit_asym_32_desc_act",
+       [](Tensors& t, Json&) {
+         std::string& order = Named(t, "g_idx").data;
+         order.assign(order.size(), '\xFF');
+       },
+       "tensor layer.g_idx: element 0 is -1"},
       {"gptq_4bit_asym_32",
        [](Tensors& t, Json&) { Named(t, "scales").data.replace(2, 2, std::string("\0\x7C", 2)); },
        "row 1: a scale is infinite"},
