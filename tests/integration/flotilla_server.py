@@ -79,7 +79,6 @@ def parse_metrics(page):
 
 
 STARTED = []  # processes that may still run
-PREEXEC = None  # runs in the child before exec; tests use it to set limits
 
 
 @atexit.register
@@ -91,7 +90,8 @@ def end_what_is_left():
 
 class Program:
     """A `flotilla` process of one role, whose ready file names its ports. `prefix` is a command
-    that execs the program. The log goes to `stderr` if that is given, else to a file."""
+    that execs the program; it may set limits, and `preexec_fn` may not, because that forks a process
+    in which gRPC's threads run. The log goes to `stderr` if that is given, else to a file."""
 
     def __init__(self, directory, role, *flags, wait=True, name=None, prefix=(), stderr=None):
         for path in (model_path(), binary()):
@@ -102,7 +102,7 @@ class Program:
         self.log = open(pathlib.Path(directory) / f"{name or role}.log", "a+b")
         self.process = subprocess.Popen(
             [*prefix, binary(), role, "--ready-file", str(self.ready_file), *flags],
-            stdout=subprocess.PIPE, stderr=stderr or self.log, preexec_fn=PREEXEC)
+            stdout=subprocess.PIPE, stderr=stderr or self.log)
         STARTED[:] = [one for one in STARTED if one.poll() is None] + [self.process]
         self.ready_line = self.ports = None
         if wait:

@@ -94,18 +94,11 @@ def test_bodies_that_are_held_take_bounded_memory(keyed, path):
     assert httpx.get(f"{keyed.url}/health").status_code == 200
 
 
-def low_limit():
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-
-
 @pytest.fixture(scope="module")
 def poor(tmp_path_factory):
     """A server that has 1,024 descriptors, which it cannot change."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flotilla_server.PREEXEC", low_limit)
-        running = Server(tmp_path_factory.mktemp("poor"), "--health-port", "0",
-                         "--max-connections", "100000")
-    with running as one:
+    with Server(tmp_path_factory.mktemp("poor"), "--health-port", "0", "--max-connections", "100000",
+                prefix=("prlimit", "--nofile=1024:1024")) as one:
         assert one.metric("process_max_fds") == 1024
         yield one
 

@@ -39,9 +39,9 @@ class Top:
         self.resize(columns)
         self.before = termios.tcgetattr(self.inner)
         self.process = subprocess.Popen(
-            self.command(fleet, *flags),
-            stdin=self.inner, stdout=self.inner, stderr=self.inner, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+            # Without --wait, and as no leader of a group, it execs the program.
+            ["setsid", "--ctty", *self.command(fleet, *flags)],
+            stdin=self.inner, stdout=self.inner, stderr=self.inner)
         STARTED.append(self.process)
 
     def command(self, fleet, *flags):
