@@ -114,12 +114,14 @@ std::vector<Way> Ways(const model::ModelSpec& spec, worker::Recipe recipe) {
     ways.push_back({.name = "tp3", .shape = {3, 1}});
   }
   // The reference kernels, which the deferred backend has, are slow, so each recipe has one way.
+  // Long runs have one more, without that backend.
   if (recipe == worker::Recipe::kFp32) {
     ways.push_back({.name = "deferred", .shape = {1, 1}, .deferred = true});
   } else if (recipe == worker::Recipe::kAccurate) {  // it does not follow W8A8's activations
     ways.push_back({.name = "deferred, tp2pp2", .shape = {2, 2}, .deferred = true});
   }
   for (const kernels::Isa isa : kernels::DetectIsas()) {
+    if (isa == kernels::Isa::kReference && !LongTests()) continue;
     ways.push_back(
         {.name = std::string(kernels::GetOps(isa).name), .shape = {1, 1}, .isa = isa, .chunk = 7});
   }
