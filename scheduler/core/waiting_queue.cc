@@ -22,7 +22,7 @@ WaitingQueue::Heap& WaitingQueue::HeapOf(const Request& request) {
   if (request.reserves()) return protected_;
   if (request.tenant >= of_tenant_.size()) of_tenant_.resize(request.tenant + 1);
   std::unique_ptr<Heap>& heap = of_tenant_[request.tenant];
-  if (heap == nullptr) heap = std::make_unique<Heap>(Earlier{requests_});
+  if (heap == nullptr) heap = std::make_unique<Heap>(Earlier{requests_}, places_);
   return *heap;
 }
 

@@ -82,9 +82,10 @@ class WaitingQueue {
   Heap protected_;
   Heap isolated_;
   Heap held_back_;                                // hides nobody, and none of it starts
-  std::vector<std::unique_ptr<Heap>> of_tenant_;  // by index
-  IndexedHeap<EarlierTenant> tenants_;            // tenants with requests in of_tenant_
-  IndexedHeap<Shorter> short_;                    // those in of_tenant_ that are short
+  std::vector<std::unique_ptr<Heap>> of_tenant_;  // by index; each request is in one at most
+  const std::shared_ptr<HeapPlaces> places_ = std::make_shared<HeapPlaces>();  // of them
+  IndexedHeap<EarlierTenant> tenants_;  // tenants with requests in of_tenant_
+  IndexedHeap<Shorter> short_;          // those in of_tenant_ that are short
   std::size_t size_ = 0;
   std::uint64_t tokens_ = 0, rows_ = 0;
 };
