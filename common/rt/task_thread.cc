@@ -1,16 +1,8 @@
 #include "common/rt/task_thread.h"
 
-#include <chrono>
+#include "common/rt/steady_now.h"
 
 namespace flotilla {
-namespace {
-
-// The time of the steady clock, which a change of the system's wall clock does not move.
-absl::Time SteadyNow() {
-  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
-
-}  // namespace
 
 TaskThread::TaskThread() : thread_([this] { Loop(); }) {}
 

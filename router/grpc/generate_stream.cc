@@ -57,7 +57,7 @@ void GenerateStream::OnWriteDone(bool ok) {
   shared_.thread->Post([this, ok] {
     writing_ = false;
     in_flight_bytes_ = 0;
-    taken_ = absl::Now();
+    taken_ = SteadyNow();
     if (!ok) Abandon();
     Flush();
   });
@@ -166,7 +166,7 @@ void GenerateStream::CountUnread() {
 
 void GenerateStream::WatchStall() {
   CountUnread();
-  while (GenerateStream* const worst = shared_.unread->Worst(absl::Now())) {
+  while (GenerateStream* const worst = shared_.unread->Worst(SteadyNow())) {
     worst->cut_ = true;
     worst->CountUnread();
     worst->context().TryCancel();

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/rt/steady_now.h"
 #include "flotilla/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "router/grpc/codec.h"
@@ -98,8 +99,8 @@ class GenerateStream final
   std::optional<grpc::Status> final_status_;  // no more news; not finished yet
   bool finished_ = false;                     // gRPC has the status
   std::optional<IoThread::Timer> stall_timer_;
-  absl::Time taken_ = begun_;  // when the client last took a message
-  bool cut_ = false;           // it is being cut off, for holding too much
+  absl::Time taken_ = SteadyNow();  // when the client last took a message
+  bool cut_ = false;                // it is being cut off, for holding too much
 };
 
 }  // namespace flotilla::router

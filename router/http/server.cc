@@ -22,8 +22,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "common/rt/descriptors.h"
+#include "common/rt/steady_now.h"
 #include "common/types/text.h"
 #include "router/http/api_error.h"
 #include "router/http/api_handler.h"
@@ -369,8 +369,8 @@ void HttpServerImpl::Stop(absl::Duration grace) {
     drained.push_back(std::make_unique<absl::Notification>());
     thread->Drain([done = drained.back().get()] { done->Notify(); });
   }
-  const absl::Time deadline = absl::Now() + grace;
-  for (auto& done : drained) done->WaitForNotificationWithTimeout(deadline - absl::Now());
+  const absl::Time deadline = SteadyNow() + grace;
+  for (auto& done : drained) done->WaitForNotificationWithTimeout(deadline - SteadyNow());
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i]->CloseAll();
     drained[i]->WaitForNotification();

@@ -51,8 +51,9 @@ class EngineInbox {
   enum class Sent { kYes, kFull, kClosed };
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-  // `clock` outlives the inbox. Only this clock tells when a round is due, so that a change of the
-  // system's wall clock neither delays nor hastens one.
+  // `clock` outlives the inbox. Only this clock tells when a round is due, so no change of the
+  // system's wall clock hastens one. absl's timed waits end by the wall clock: if that is set back
+  // while the loop sleeps and no message comes, the round is as much later.
   EngineInbox(std::size_t max_submits, const Clock* clock)
       : max_submits_(max_submits), clock_(clock) {}
 

@@ -26,6 +26,7 @@ extern "C" {  // glibc 2.36 does not say so itself
 #include "common/auth/random_token.h"
 #include "common/auth/secret_digest.h"
 #include "common/rt/clock.h"
+#include "common/rt/steady_now.h"
 #include "worker/group/hosts.h"
 #include "worker/group/proc.h"
 
@@ -229,7 +230,7 @@ void RankGroup::Accept() {
       connection->pid = peer.pid;
     }
     connection->socket = std::move(socket);
-    connection->accepted = absl::Now();
+    connection->accepted = SteadyNow();
     connections_.push_back(std::move(connection));
   }
 }
@@ -266,7 +267,7 @@ bool RankGroup::Read(Connection& connection, std::vector<Message>* events) {
       if (garbage) return false;
     }
     if (connection.rank < 0 && (connection.reader.pending() > kMaxHelloBytes ||
-                                absl::Now() - connection.accepted > kHelloLimit)) {
+                                SteadyNow() - connection.accepted > kHelloLimit)) {
       return false;
     }
     if (!read.ok()) {
@@ -455,7 +456,7 @@ bool RankGroup::Reap() {
 void RankGroup::Kill() {
   if (launcher_reaped_ || launcher_ == 0) return;
   NoteEnds();
-  const absl::Time limit = absl::Now() + kKillLimit;
+  const absl::Time limit = SteadyNow() + kKillLimit;
   do {
     // This also finds ranks that have not connected yet, and ranks that the launcher starts
     // meanwhile.
@@ -472,7 +473,7 @@ void RankGroup::Kill() {
     }
     if (Reap()) break;
     absl::SleepFor(kKillPeriod);
-  } while (absl::Now() < limit);
+  } while (SteadyNow() < limit);
   if (!Remote()) return;
   AwaitRemoteEnds(kRemoteEndMs);
   // The launcher's remote shells, which start daemons on other hosts, are children of this
@@ -487,8 +488,8 @@ void RankGroup::AwaitRemoteEnds(int limit_ms) {
   // its host notices that the launcher here is gone.
   std::erase_if(connections_, [](const auto& connection) { return connection->rank < 0; });
   for (const auto& connection : connections_) shutdown(connection->socket.get(), SHUT_WR);
-  const absl::Time limit = absl::Now() + absl::Milliseconds(limit_ms);
-  for (ReadAll(&rest_); !connections_.empty() && absl::Now() < limit; ReadAll(&rest_)) {
+  const absl::Time limit = SteadyNow() + absl::Milliseconds(limit_ms);
+  for (ReadAll(&rest_); !connections_.empty() && SteadyNow() < limit; ReadAll(&rest_)) {
     absl::SleepFor(kKillPeriod);
   }
 }
@@ -511,8 +512,8 @@ void RankGroup::Close(int grace_ms) {
     return Kill();
   }
   for (const auto& connection : connections_) shutdown(connection->socket.get(), SHUT_RDWR);
-  const absl::Time limit = absl::Now() + absl::Milliseconds(grace_ms);
-  while (all_connected() && !AllRanksGone() && absl::Now() < limit) absl::SleepFor(kKillPeriod);
+  const absl::Time limit = SteadyNow() + absl::Milliseconds(grace_ms);
+  while (all_connected() && !AllRanksGone() && SteadyNow() < limit) absl::SleepFor(kKillPeriod);
   Kill();
 }
 

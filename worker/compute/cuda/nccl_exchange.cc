@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/rt/steady_now.h"
 
 namespace flotilla::worker {
 namespace {
@@ -61,7 +61,7 @@ absl::Status NcclExchange::Join(const NcclApi::UniqueId& id) {
     absl::MutexLock lock(&mu_);
     if (!failure_.ok()) return failure_;
     ++under_way_;
-    join_end_ = absl::Now() + options_.call_limit;
+    join_end_ = SteadyNow() + options_.call_limit;
     NcclApi::Config config;
     const int result = api_.comm_init_rank_config(&comm_, static_cast<int>(options_.shape.ranks()),
                                                   id, static_cast<int>(options_.rank), &config);
@@ -140,7 +140,7 @@ void NcclExchange::Look() {
     return AbortWith(absl::UnavailableError("another rank of the group has failed"));
   }
   if (comm_ == nullptr) return;
-  if (absl::Now() > join_end_) return AbortWith(TooLong("trying the ways to other ranks"));
+  if (SteadyNow() > join_end_) return AbortWith(TooLong("trying the ways to other ranks"));
   int state = NcclApi::kSuccess;
   int result = api_.comm_get_async_error(comm_, &state);
   if (result == NcclApi::kSuccess) result = state;
@@ -150,11 +150,11 @@ void NcclExchange::Look() {
 }
 
 bool NcclExchange::Settle(std::string_view what, int result) {
-  const absl::Time end = absl::Now() + options_.call_limit;
+  const absl::Time end = SteadyNow() + options_.call_limit;
   while (failure_.ok() && result == NcclApi::kInProgress) {
     if (options_.ended != nullptr && options_.ended()) {
       AbortWith(absl::UnavailableError("another rank of the group has failed"));
-    } else if (absl::Now() > end) {
+    } else if (SteadyNow() > end) {
       AbortWith(TooLong(what));
     } else {
       if (options_.progress != nullptr) options_.progress->Move();
