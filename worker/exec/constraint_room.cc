@@ -25,6 +25,14 @@ bool HasOnlyConstrainedTokens(const Batch& batch) {
          });
 }
 
+// Whether rows of a prompt, which give no token, are followed by at most two chunks as long. A
+// grammar that is asked for much earlier would be compiled, with what processor time the prompt
+// leaves, for a request that may be gone by then.
+bool SamplesSoon(const BatchItem& item) {
+  const std::size_t rows = item.row_count, end = item.first_position + rows;
+  return item.stop->max_tokens > 0 && item.known.size() <= end + 2 * rows;
+}
+
 RowMask Refused(const absl::Status& why) {
   return {.state = absl::IsResourceExhausted(why) ? RowMask::State::kNoRoom
                    : absl::IsNotFound(why)        ? RowMask::State::kNoToken
@@ -93,7 +101,10 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
     });
   }
   const bool only_constrained = HasOnlyConstrainedTokens(batch);
-  const bool may_pause = micro_batches_ == 1 && only_constrained;
+  // After a step of others it does not pause: steps of these may alternate with steps of those that
+  // the scheduler isolates.
+  const bool may_pause = micro_batches_ == 1 && only_constrained && was_only_constrained_;
+  was_only_constrained_ = only_constrained;
   ConstraintMasks* masks = nullptr;
   {
     absl::MutexLock lock(&mu_);
@@ -110,7 +121,12 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
   bool all_compile = true;  // those of the rows that other ranks draw
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
     const BatchItem& item = batch.items[i];
-    if (!item.is_constrained()) continue;
+    if (!item.sampling->constraint) continue;
+    if (!item.is_constrained()) {
+      if (SamplesSoon(item))
+        masks->Prepare(item.sequence, item.sampling->constraint, item.output_index);
+      continue;
+    }
     if (wanted.size() == items.size() || items[wanted.size()] != i) {
       all_compile &= masks->Prepare(item.sequence, item.sampling->constraint, item.output_index);
       continue;

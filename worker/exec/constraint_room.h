@@ -43,9 +43,10 @@ class ConstraintRoom {
 
   // The masks of the rows that sample, of these items of a batch, ascending, which all have
   // constraints. They are numbered as `items` is, which may be empty. The grammars of other items,
-  // whose rows other ranks draw, are compiled, too. The batch is not needed afterwards. It waits
-  // for at most 20 ms where the step has nothing to compute but rows that all wait for grammars,
-  // unless that would delay another micro-batch. One thread calls it.
+  // whose rows other ranks draw or that give a token soon, are compiled, too. The batch is not
+  // needed afterwards. It waits for at most 20 ms where this step and the one before it have
+  // nothing to compute but rows that all wait for grammars, unless that would delay another
+  // micro-batch. One thread calls it.
   std::shared_ptr<RowMasks> Begin(const Batch& batch, absl::Span<const std::size_t> items);
 
   // Returns for each of these requests, which have constraints, how many of its drafts the grammar
@@ -65,6 +66,7 @@ class ConstraintRoom {
   const std::uint32_t micro_batches_;
   const Clock& clock_;
   std::thread opener_;
+  bool was_only_constrained_ = false;  // the last step, in Begin
   absl::Mutex mu_;
   bool is_open_ ABSL_GUARDED_BY(mu_) = false;
   // Set once it is open. The error says that no constraint can be followed.

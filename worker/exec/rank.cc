@@ -532,9 +532,10 @@ void Rank::BeginMasks(const Batch& batch, StepOutputs& outputs) {
       is_alone ? outputs.ConstrainedItems(0, 1)
                : outputs.ConstrainedItems(links_.communicator->tensor_rank(),
                                           links_.communicator->shape().tensor);
+  // Items that give no token yet count: their grammars are compiled beside the last chunks.
   const bool is_constrained =
       std::any_of(batch.items.begin(), batch.items.end(),
-                  [](const BatchItem& item) { return item.is_constrained(); });
+                  [](const BatchItem& item) { return bool{item.sampling->constraint}; });
   if (!is_constrained && !constraints_->was_used()) return;
   outputs.UseMasks(constraints_->Begin(batch, items));
 }
