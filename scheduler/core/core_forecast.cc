@@ -1,5 +1,6 @@
 // The part of CoreState that asks the forecast: how long requests take, and when they start.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "scheduler/core/admission.h"
@@ -59,6 +60,14 @@ std::uint64_t CoreState::ExpectedOutputs(const Sequence& sequence) const {
       sequence, request.has_exact_outputs() ? request.stop.max_tokens : sequence.forecast.mean);
 }
 
+std::uint64_t CoreState::MedianOutputs(const Sequence& sequence) const {
+  // The longest of more sequences is a longer one.
+  const std::size_t part =
+      OutputForecast::kParts / 2 - 1 + std::bit_width(RequestOf(sequence).width());
+  const std::uint32_t median = sequence.forecast.parts[std::min(part, OutputForecast::kParts - 1)];
+  return std::min(RemainingOf(sequence, median), ExpectedOutputs(sequence));
+}
+
 std::uint64_t CoreState::ExpectedOutputsOf(TableIndex index) const {
   const Request& request = requests[index];
   if (request.beam != nullptr) return std::uint64_t{request.width()} * request.stop.max_tokens;
@@ -99,13 +108,14 @@ StepShape CoreState::RunningShape() const {
   return shape;
 }
 
-std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_tokens) const {
+std::int64_t CoreState::PredictNs(const Request& request, std::uint64_t cached_tokens,
+                                  bool median) const {
   StepShape beside;
   std::uint64_t tokens = 0, longest = 0;
   for (const TableIndex at : request.sequences) {
     const Sequence& sequence = sequences[at];
     tokens += sequence.tokens.size() - sequence.fork.length;
-    longest = std::max(longest, ExpectedOutputs(sequence));
+    longest = std::max(longest, median ? MedianOutputs(sequence) : ExpectedOutputs(sequence));
     beside.AddDecode(sequence.tokens.size());
   }
   const StepShape others = RunningShape();
@@ -193,7 +203,7 @@ bool CoreState::ExpectedLate(const Request& request) {
   if (!request.deadline_ns.has_value() || MayTry(request)) return false;
   const std::int64_t begun_ns = forecast.PrefillPartNs(BegunPrompts(*this));
   const auto is_late = [&](std::uint32_t cached) {
-    const std::int64_t ns = begun_ns + PredictNs(request, cached);
+    const std::int64_t ns = begun_ns + PredictNs(request, cached, /*median=*/true);
     return now_ns + ns + ns / kForecastMargin > *request.deadline_ns;
   };
   return is_late(0) && is_late(Cached(request));
@@ -231,7 +241,7 @@ bool CoreState::LeavesTime(const Request& request) const {
     const Request& other = RequestOf(sequence);
     if (!other.deadline_ns.has_value()) continue;
     if (unknown && other.tried) continue;
-    const auto steps = static_cast<std::int64_t>(ExpectedOutputs(sequence));
+    const auto steps = static_cast<std::int64_t>(MedianOutputs(sequence));
     ++all;
     const bool is_late = now_ns + steps * step > *other.deadline_ns;
     late += is_late;

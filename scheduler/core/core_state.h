@@ -210,10 +210,13 @@ struct CoreState {
   std::uint64_t ExpectedOutputs(const Sequence& sequence) const;
   std::uint64_t ExpectedOutputsOf(TableIndex request) const;  // of all sequences or beams
   std::uint64_t MemoryOutputs(const Sequence& sequence) const;
+  // As ExpectedOutputs, but at most as many as the longest sequence of the request makes in about
+  // half of all cases: of a class with a few very long answers most are far below the mean.
+  std::uint64_t MedianOutputs(const Sequence& sequence) const;
   // What is left of `outputs` tokens, within what the sequence may have.
   std::uint64_t RemainingOf(const Sequence& sequence, std::uint32_t outputs) const;
   // Whether the request misses its deadline even if it runs next and the forecast errs by as much
-  // as it can, and whether it is expected to.
+  // as it can, and whether it is more likely to than not.
   bool SurelyLate(const Request& request);
   bool ExpectedLate(const Request& request);
   // The positions of the request's prompt that the prefix cache has.
@@ -233,8 +236,9 @@ struct CoreState {
   // Learns from an answer that ended by itself, or, if it was ended, had at least `outputs` tokens.
   void LearnOutputs(const Request& request, std::uint32_t outputs, bool ended_itself);
   // The expected time that a request would need to finish if it started now and `cached_tokens`
-  // of its tokens need not be computed.
-  std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens) const;
+  // of its tokens need not be computed. `median`: with MedianOutputs.
+  std::int64_t PredictNs(const Request& request, std::uint64_t cached_tokens,
+                         bool median = false) const;
   // The least time that it can need, as far as the forecast is sure.
   std::int64_t QuickestNs(const Request& request, std::uint64_t cached_tokens) const;
   // What the forecast says of a request that has not been accepted.

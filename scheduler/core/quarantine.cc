@@ -129,8 +129,15 @@ void Quarantine::Remove(TableIndex index) {
   if (state_.quarantine.isolated == index) state_.quarantine.isolated.reset();
 }
 
+bool Quarantine::BacksOff(TableIndex index) const {
+  const std::vector<TableIndex>& all = state_.requests[index].sequences;
+  return std::any_of(all.begin(), all.end(),
+                     [this](TableIndex at) { return state_.sequences[at].backs_off(); });
+}
+
 std::vector<TableIndex> Quarantine::InTurn() const {
-  if (state_.quarantine.isolated.has_value()) return {*state_.quarantine.isolated};
+  const std::optional<TableIndex> isolated = state_.quarantine.isolated;
+  if (isolated.has_value() && !BacksOff(*isolated)) return {*isolated};
   std::vector<TableIndex> requests = state_.quarantine.requests;
   std::sort(requests.begin(), requests.end(), [this](TableIndex a, TableIndex b) {
     const Request& x = state_.requests[a];

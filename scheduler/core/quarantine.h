@@ -23,7 +23,8 @@ struct Request;
 // What CoreState keeps for it.
 struct QuarantinedRequests {
   std::vector<TableIndex> requests;
-  // The request whose isolated steps have begun. The others wait until it is released.
+  // The request whose isolated steps have begun. The others wait until it is released, or until
+  // its rows are likely to run for nothing (Sequence::backs_off).
   std::optional<TableIndex> isolated;
 };
 
@@ -44,8 +45,10 @@ class Quarantine {
   // Forgets a request that ends.
   void Remove(TableIndex request);
   // The requests that may have the next isolated step, in order: only the isolated one if there
-  // is one, else those with the fewest crashes first.
+  // is one that does not back off, else those with the fewest crashes first.
   std::vector<TableIndex> InTurn() const;
+  // Whether rows of the request are likely to run for nothing. Its sequences have one grammar.
+  bool BacksOff(TableIndex request) const;
 
  private:
   struct UnderWay;

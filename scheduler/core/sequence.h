@@ -164,7 +164,9 @@ struct Sequence {
   }
   // Whether its next row is likely to run for nothing. While the result of the last one is
   // outstanding, nothing new is known.
-  bool backs_off() const { return late_in_a_row > 1 && (backoff > 0 || length.in_flight_max > 0); }
+  bool backs_off() const {
+    return open() && late_in_a_row > 1 && (backoff > 0 || length.in_flight_max > 0);
+  }
   // The sequence has finished and no further run can change it. Its last result may still
   // be on the way.
   bool surely_finished() const { return length.computed_min == length.max; }

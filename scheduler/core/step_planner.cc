@@ -125,21 +125,24 @@ bool StepPlanner::DueInThisStep(const Sequence& sequence) const {
 }
 
 // Isolated and shared steps alternate every `lag` steps, so that every micro-batch gets both
-// kinds. If one of the two has nothing to do, the step is of the other kind.
+// kinds. If one of the two has nothing to do, the step is of the other kind. Rows that are likely
+// to run for nothing run last.
 void StepPlanner::Choose() {
   isolated_.reset();
   if (!state_.quarantine.requests.empty()) {
     const bool first = plan_.step.value() / state_.description->lag % 2 == 0;
     for (const bool isolated : {first, !first}) {
-      if (isolated ? ChooseIsolated() : (Assess(), AnythingToRun())) return;
+      if (isolated ? ChooseIsolated(/*backs_off=*/false) : (Assess(), AnythingToRun())) return;
     }
+    if (ChooseIsolated(/*backs_off=*/true)) return;
   }
   Assess();
 }
 
-bool StepPlanner::ChooseIsolated() {
-  for (const TableIndex index : Quarantine(state_).InTurn()) {
-    if (!CanIsolate(index)) continue;
+bool StepPlanner::ChooseIsolated(bool backs_off) {
+  const Quarantine quarantine(state_);
+  for (const TableIndex index : quarantine.InTurn()) {
+    if (!CanIsolate(index) || (!backs_off && quarantine.BacksOff(index))) continue;
     isolated_ = index;
     Assess();
     if (AnythingToRun()) return true;
@@ -309,7 +312,7 @@ void StepPlanner::AssessDecode(TableIndex index) {
     if (sequence.deferred) KeepFor(sequence);
   } else if (sequence.surely_finished()) {
     finished_.push_back(index);
-  } else if (sequence.backs_off() && !isolated_.has_value()) {
+  } else if (sequence.backs_off()) {
     backing_off_.push_back(index);
   } else {
     TakeRow(index);

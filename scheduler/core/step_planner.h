@@ -73,8 +73,9 @@ class StepPlanner {
   bool DueInThisStep(const Sequence& sequence) const;
   // Chooses whether the step is isolated or shared, and assesses what can run in it.
   void Choose();
-  // Chooses the request of an isolated step. Returns whether there is one.
-  bool ChooseIsolated();
+  // Chooses the request of an isolated step. Returns whether there is one. `backs_off`: even one
+  // that backs off.
+  bool ChooseIsolated(bool backs_off);
   bool CanIsolate(TableIndex request) const;
   bool HasFatalRows(const Sequence& sequence) const;
   // Whether the sequence may run in this kind of step.

@@ -342,6 +342,52 @@ TEST_F(QuarantineTest, StepsAlternateBetweenAnIsolatedRequestAndTheOthers) {
   for (std::uint64_t id = 1; id <= 4; ++id) EXPECT_EQ(harness.TokensOf(id), 40u);
 }
 
+// A quarantined request whose grammar is compiled anew gives its turn to the other ones, and takes
+// few steps from those that are not quarantined, also after a second death.
+class LateMasks : public QuarantineTest, public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(LateMasks, HoldUpNobody) {
+  TokenizedRequest constrained = CoreHarness::Request(1, 20, 40);
+  constrained.sampling.constraint = {.kind = Constraint::Kind::kRegex, .text = "a*"};
+  constrained.sequences = GetParam();
+  harness.core.Submit(0, constrained);
+  for (std::uint64_t id = 2; id <= 5; ++id) harness.Submit(id, 20, 80);
+  for (int step = 0; step < 6; ++step) {
+    harness.Plan();
+    harness.Answer();
+  }
+  bool is_late = true;
+  harness.mask_of = [&](const worker::BatchItem&) {
+    return is_late ? std::optional<std::string>("") : std::nullopt;
+  };
+  harness.Plan();
+  const std::uint32_t had = harness.TokensOf(1);
+  for (const std::uint64_t others : {4u, 9u}) {
+    Die({harness.plans.back().step});
+    if (others == 4) harness.Submit(6, 20, 400);
+    int without_last = 0;  // of the first death, since then it is quarantined itself
+    for (int plan = 0; plan < 80; ++plan) {
+      ASSERT_EQ(harness.Plan(), StallReason::kNone);
+      if (others == 4) without_last += RequestsOf(harness.plans.back()).count(6) == 0 ? 1 : 0;
+      if (plan >= 24) {
+        EXPECT_GE(harness.core.Snapshot().counters.quarantine_releases, others);
+      }
+      if (plan < 79) harness.Answer();
+    }
+    // Two for each of the others, two late ones at first, and then one in seven.
+    EXPECT_LE(without_last, 4 * 2 + 2 + 80 / 7);
+    EXPECT_EQ(harness.TokensOf(1), had);
+  }
+  harness.Answer();
+  is_late = false;
+  harness.RunAll();
+  EXPECT_EQ(harness.TokensOf(1), 40 * GetParam());
+  for (std::uint64_t id = 2; id <= 5; ++id) EXPECT_EQ(harness.TokensOf(id), 80u);
+  EXPECT_EQ(harness.TokensOf(6), 400u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Quarantine, LateMasks, ::testing::Values(1, 2, 3));
+
 // The rows of prompts in a plan, [begin, end) of each request.
 using Chunks = std::map<std::uint64_t, std::pair<std::uint32_t, std::uint32_t>>;
 
