@@ -135,11 +135,12 @@ std::string SkippedSummary(const model::Checkpoint& file) {
 }
 
 // The bytes that the matrices take in memory.
-double PackedBytes(const model::Checkpoint& file) {
+double PackedBytes(const model::Checkpoint& file, const UnpackedExperts& unpacked) {
   double bytes = 0;
   for (const model::Tensor& tensor : file.tensors()) {
-    const auto bits =
-        kernels::PackedBits(model::EncodingOf(tensor), static_cast<std::int64_t>(tensor.dims[0]));
+    const auto encoding =
+        unpacked.tensors.contains(tensor.name) ? WeightEncoding{} : model::EncodingOf(tensor);
+    const auto bits = kernels::PackedBits(encoding, static_cast<std::int64_t>(tensor.dims[0]));
     if (tensor.rank < 2 || !model::IsDecodable(tensor) || !bits.ok()) continue;
     bytes += static_cast<double>(tensor.elements()) * *bits / 8;
     if (tensor.composite == nullptr) continue;
@@ -221,9 +222,16 @@ std::string FastSummary(const model::Checkpoint& file) {
 
 std::string MemorySummary(const model::Checkpoint& file, const model::ModelSpec& spec,
                           const AvailableMemory& memory) {
-  const double packed = PackedBytes(file);
-  return absl::StrFormat("matrices in memory: %.1f MB\n", packed / 1e6) + KvSizes(spec) +
-         PoolThatFits(spec, packed, memory);
+  const UnpackedExperts experts = FindUnpackedExperts(file, spec);
+  const double packed = PackedBytes(file, experts);
+  std::string unpacked;
+  if (experts.count > 0) {
+    unpacked = absl::StrFormat(
+        "; gate and up of %d experts differ in format or order, and take %.1f MB in fp32",
+        experts.count, static_cast<double>(experts.memory_bytes) / 1e6);
+  }
+  return absl::StrFormat("matrices in memory: %.1f MB%s\n", packed / 1e6, unpacked) +
+         KvSizes(spec) + PoolThatFits(spec, packed, memory);
 }
 
 // Says what the model is, or why flotilla cannot serve it.

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "model/load_spec.h"
+#include "model/tensor_table.h"
 
 namespace flotilla::cli {
 
@@ -25,6 +27,26 @@ void LogSkippedTensors(const model::Checkpoint& file, Logger& log) {
            {{"tensors", count}, {"prefixes", SkippedTensorsText(file)}});
 }
 
+UnpackedExperts FindUnpackedExperts(const model::Checkpoint& file, const model::ModelSpec& spec) {
+  UnpackedExperts found;
+  const model::TensorRow* const gates = model::FindRow(spec, model::TensorRole::kExpertGate);
+  const model::TensorRow* const ups = model::FindRow(spec, model::TensorRole::kExpertUp);
+  if (gates == nullptr || ups == nullptr || gates->name == ups->name) return found;
+  for (std::uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const auto& moe = spec.layers[layer].moe;
+    for (std::uint32_t i = 0; moe.has_value() && i < moe->experts; ++i) {
+      const auto gate = model::FindWeight(file, spec, *gates, layer, i);
+      const auto up = model::FindWeight(file, spec, *ups, layer, i);
+      if (!gate.ok() || !up.ok() || model::EncodingOf(*gate) == model::EncodingOf(*up)) continue;
+      ++found.count;
+      found.file_bytes += gate->bytes() + up->bytes();
+      found.memory_bytes += (gate->elements() + up->elements()) * sizeof(float);
+      found.tensors.insert({gate->name, up->name});
+    }
+  }
+  return found;
+}
+
 void LogUnpackedTensors(const model::Checkpoint& file, Logger& log) {
   std::uint64_t count = 0, packed = 0, bytes = 0;
   std::string format;
@@ -38,14 +60,24 @@ void LogUnpackedTensors(const model::Checkpoint& file, Logger& log) {
     bytes += tensor.elements() * sizeof(float);
     format = model::TypeName(tensor);
   }
-  if (count == 0) return;
+  if (count > 0) {
+    log.Warning(
+        "quantised matrices are unpacked to fp32, since no packed kind has their groups, scales or "
+        "table",
+        {{"tensors", count},
+         {"type", format},
+         {"file_mb", packed / 1'000'000},
+         {"memory_mb", bytes / 1'000'000}});
+  }
+  const auto spec = model::LoadSpec(file);
+  if (!spec.ok()) return;  // the rank says why
+  const UnpackedExperts experts = FindUnpackedExperts(file, *spec);
+  if (experts.count == 0) return;
   log.Warning(
-      "quantised matrices are unpacked to fp32, since no packed kind has their groups, scales or "
-      "table",
-      {{"tensors", count},
-       {"type", format},
-       {"file_mb", packed / 1'000'000},
-       {"memory_mb", bytes / 1'000'000}});
+      "experts are unpacked to fp32, since their gate and up matrices differ in format or order",
+      {{"experts", experts.count},
+       {"file_mb", experts.file_bytes / 1'000'000},
+       {"memory_mb", experts.memory_bytes / 1'000'000}});
 }
 
 }  // namespace flotilla::cli

@@ -2,10 +2,14 @@
 // images, and which take more memory than in the file.
 #pragma once
 
+#include <cstdint>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "common/obs/log.h"
 #include "model/checkpoint.h"
+#include "model/spec.h"
 
 namespace flotilla::cli {
 
@@ -16,7 +20,17 @@ std::string SkippedTensorsText(const model::Checkpoint& file);
 // Logs one line about these tensors, if there are any.
 void LogSkippedTensors(const model::Checkpoint& file, Logger& log);
 
-// Warns of quantised matrices that no packed kind keeps, so that they take 32 bits for each weight.
+// Experts whose gate and up matrices differ in format, or in which k a group has. The two matrices
+// of an expert are multiplied together, so both are unpacked to fp32.
+struct UnpackedExperts {
+  std::uint64_t count = 0;  // in all layers
+  std::uint64_t file_bytes = 0, memory_bytes = 0;
+  std::set<std::string_view> tensors;  // their names in the file
+};
+UnpackedExperts FindUnpackedExperts(const model::Checkpoint& file, const model::ModelSpec& spec);
+
+// Warns of quantised matrices that take 32 bits for each weight: of those that no packed kind
+// keeps, and of unpacked experts.
 void LogUnpackedTensors(const model::Checkpoint& file, Logger& log);
 
 }  // namespace flotilla::cli

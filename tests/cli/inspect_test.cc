@@ -95,15 +95,31 @@ TEST(InspectTest, SaysWhatALatentModelIs) {
                         "256 tokens, context 512"));
 }
 
+// What is printed of the model of the folder `from` with quantised layers.
+std::string PrintedQuantised(const std::string& from, const testing::QuantisedLayers& layers) {
+  const testing::ScratchDirectory folder;
+  testing::WriteQuantisedFolder(from, layers, /*seed=*/1, folder.path());
+  const auto file = model::OpenCheckpoint(folder.path());
+  EXPECT_TRUE(file.ok()) << file.status();
+  std::ostringstream out;
+  PrintCheckpoint(**file, {.bytes = 1 << 30, .whose = "this machine"}, out);
+  return out.str();
+}
+
+// Three layers of four experts: gate and up are 64 x 160 weights.
+TEST(InspectTest, CountsExpertsThatAreUnpacked) {
+  const auto printed = [](const char* format) {
+    return PrintedQuantised("tests/data/tiny/mixtral", {.name = "", .formats = {format}});
+  };
+  EXPECT_THAT(printed("gptq_own_order"),
+              HasSubstr("matrices in memory: 1.2 MB; gate and up of 12 experts differ in format or "
+                        "order, and take 1.0 MB in fp32\n"));
+  EXPECT_THAT(printed("gptq_order"), HasSubstr("matrices in memory: 0.4 MB\n"));
+}
+
 TEST(InspectTest, SaysWhatFastMultipliesByActivationsOf8Bits) {
   const auto printed = [](const testing::QuantisedLayers& layers) {
-    const testing::ScratchDirectory folder;
-    testing::WriteQuantisedFolder("tests/data/tiny/llama", layers, /*seed=*/1, folder.path());
-    const auto file = model::OpenCheckpoint(folder.path());
-    EXPECT_TRUE(file.ok()) << file.status();
-    std::ostringstream out;
-    PrintCheckpoint(**file, {.bytes = 1 << 30, .whose = "this machine"}, out);
-    return out.str();
+    return PrintedQuantised("tests/data/tiny/llama", layers);
   };
   EXPECT_THAT(printed({.name = "", .formats = {"w8a8"}}),
               ContainsRegex("activations of quantised matrices with --compute fast: 8 bits, [0-9]+ "

@@ -1,9 +1,10 @@
-// A worker group says once which tensors of its model it does not use.
+// A worker group says once which tensors of its model it does not use, and which it unpacks.
 #include <cstddef>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "cli/skipped_tensors.h"
 #include "cli/worker_group.h"
 #include "common/rt/clock.h"
 #include "gmock/gmock.h"
@@ -11,6 +12,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/support/hf_folder.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"
 
@@ -61,6 +63,24 @@ TEST(SkippedTensors, AreLoggedOnceByPrefix) {
               ElementsAre(HasSubstr("tensors are not used for text tensors=3 prefixes="
                                     "\"vision_tower. (2, 0.0 MB), "
                                     "multi_modal_projector. (1, 0.0 MB)\"")));
+}
+
+TEST(UnpackedExperts, AreLoggedOnce) {
+  const auto lines = [](const char* format) {
+    const testing::ScratchDirectory folder;
+    testing::WriteQuantisedFolder("tests/data/tiny/mixtral", {.name = "", .formats = {format}},
+                                  /*seed=*/1, folder.path());
+    const auto file = model::OpenCheckpoint(folder.path());
+    EXPECT_TRUE(file.ok()) << file.status();
+    testing::LogLines log;
+    LogUnpackedTensors(**file, log.logger());
+    return log.lines();
+  };
+  EXPECT_THAT(
+      lines("gptq_own_order"),
+      ElementsAre(HasSubstr("experts are unpacked to fp32, since their gate and up matrices "
+                            "differ in format or order experts=12 file_mb=0 memory_mb=0")));
+  EXPECT_THAT(lines("gptq_order"), ::testing::IsEmpty());
 }
 
 }  // namespace

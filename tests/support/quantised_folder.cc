@@ -187,6 +187,17 @@ const Format kFormats[] = {
          return same.Below(static_cast<std::uint32_t>(groups));
        });
      }},
+    // Each matrix has an order of its own.
+    {"gptq_own_order", "gptq",
+     [](LayerWriter& layer) {
+       const std::uint64_t groups = layer.inputs / kGroup;
+       layer.Bits(".qweight", "I32", {layer.inputs / 8, layer.rows});
+       layer.Bits(".qzeros", "I32", {groups, layer.rows / 8});
+       layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation4);
+       layer.Put<std::uint32_t>(".g_idx", "I32", {layer.inputs}, [&](Random& random) {
+         return random.Below(static_cast<std::uint32_t>(groups));
+       });
+     }},
     {"gptq_3bit", "gptq_3bit",
      [](LayerWriter& layer) {
        const std::uint64_t groups = layer.inputs / kGroup;
