@@ -330,12 +330,12 @@ TEST(NoiseTest, UniformAndIndependentOfItsNeighbours) {
 
 TEST(RopeTableTest, MatchesDoublePrecision) {
   const int dim = 64;
-  const RopeTable table(8192, model::RopeFrequencies(dim, 1e5));
-  for (const int position : {0, 1, 2, 100, 4095, 8191}) {
+  const std::vector<float> frequencies = model::RopeFrequencies(dim, 1e5);
+  const RopeTable table(131072, frequencies);
+  for (const int position : {0, 1, 2, 100, 4095, 8191, 65535, 131071}) {
     for (int i = 0; i < dim / 2; ++i) {
-      const float power = static_cast<float>(std::pow(1e5, 2.0 * i / dim));
-      const float angle = static_cast<float>(position) * (1.0f / power);
-      const float* row = table.data() + position * dim;
+      const float angle = static_cast<float>(position) * frequencies[i];
+      const float* row = table.data() + int64_t{position} * dim;
       EXPECT_NEAR(row[i], std::cos(double{angle}), 1e-7);
       EXPECT_NEAR(row[dim / 2 + i], std::sin(double{angle}), 1e-7);
     }
