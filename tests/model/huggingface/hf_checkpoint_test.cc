@@ -189,6 +189,7 @@ TEST_F(HfCheckpointTest, RefusalsNameFileKeyAndBound) {
               HasSubstr("config.json: num_hidden_layers = 1048576 is not in 1..512"));
   EXPECT_THAT(ErrorWith("hidden_size", -64), HasSubstr("hidden_size = -64 is not a non-negative"));
   EXPECT_THAT(ErrorWith("hidden_size", nullptr), HasSubstr("hidden_size is null"));
+  EXPECT_THAT(ErrorWith("head_dim", 320), HasSubstr("head_dim = 320 is not in 2..256"));
   EXPECT_THAT(ErrorWith("rms_norm_eps", "1e-5"),
               HasSubstr("rms_norm_eps = \"1e-5\" is not a number"));
   EXPECT_THAT(ErrorWith("hidden_act", "mish"), HasSubstr("'mish' is not supported"));
