@@ -305,24 +305,24 @@ void DenseReader::FusedGateUp(std::string_view hugging_face) {
          {.first = width}, 2 * width);
 }
 
+bool DenseReader::HasInExperts(const std::string& name) const {
+  const auto layer = std::ranges::find(has_experts_, true) - has_experts_.begin();
+  const TensorRow row{.role = {}, .name = name, .columns = {}, .map = {}};
+  return checkpoint_.FindTensor(NameInFile(row, static_cast<uint32_t>(layer))) != nullptr;
+}
+
 void DenseReader::ExpertLinear(TensorRole role, std::string_view llama_cpp,
                                std::string_view hugging_face, Extent columns, Extent rows,
                                Bias bias) {
-  const auto layer = std::ranges::find(has_experts_, true);
-  const auto has = [&](const std::string& name) {
-    const TensorRow row{.role = {}, .name = name, .columns = {}, .map = {}};
-    return checkpoint_.FindTensor(
-               NameInFile(row, static_cast<uint32_t>(layer - has_experts_.begin()))) != nullptr;
-  };
   std::string name = LayerName(llama_cpp, hugging_face);
   // llama.cpp once had a tensor for each expert: ffn_gate.0, not ffn_gate_exps.
   constexpr std::string_view kAll = "_exps";
-  if (!hf() && name.ends_with(kAll) && !has(name + ".weight")) {
+  if (!hf() && name.ends_with(kAll) && !HasInExperts(name + ".weight")) {
     const std::string older = name.substr(0, name.size() - kAll.size()) + ".#";
-    if (has(older + ".weight")) name = older;
+    if (HasInExperts(older + ".weight")) name = older;
   }
   Add(role, name + ".weight", name + ".weight", columns, rows);
-  if (HasBias(bias, has(name + ".bias"))) {
+  if (HasBias(bias, HasInExperts(name + ".bias"))) {
     Add(BiasOf(role), name + ".bias", name + ".bias", rows);
   }
 }
@@ -335,10 +335,37 @@ void DenseReader::LayerVector(TensorRole role, std::string_view llama_cpp,
 
 void DenseReader::Experts(const ExpertNames& names, Bias bias) {
   using enum Extent;
-  ExpertLinear(TensorRole::kRouter, "ffn_gate_inp", names.router, kHidden, kExperts, bias);
-  ExpertLinear(TensorRole::kExpertGate, "ffn_gate_exps", names.gate, kHidden, kExpertFfn, bias);
-  ExpertLinear(TensorRole::kExpertUp, "ffn_up_exps", names.up, kHidden, kExpertFfn, bias);
-  ExpertLinear(TensorRole::kExpertDown, "ffn_down_exps", names.down, kExpertFfn, kHidden, bias);
+  using enum TensorRole;
+  // Newer files may have gate and up of all experts in one tensor, and Hugging Face's have its name
+  // without a suffix.
+  const std::string gate_up = LayerName("ffn_gate_up_exps", "mlp.experts.gate_up_proj");
+  const std::string suffix = hf() ? "" : ".weight";
+  const bool fused = HasInExperts(gate_up + suffix);
+  ExpertLinear(kRouter, "ffn_gate_inp", fused ? kQwenExperts.router : names.router, kHidden,
+               kExperts, bias);
+  if (!fused) {
+    ExpertLinear(kExpertGate, "ffn_gate_exps", names.gate, kHidden, kExpertFfn, bias);
+    ExpertLinear(kExpertUp, "ffn_up_exps", names.up, kHidden, kExpertFfn, bias);
+    ExpertLinear(kExpertDown, "ffn_down_exps", names.down, kExpertFfn, kHidden, bias);
+    return;
+  }
+  const uint64_t width = expert_width();
+  const auto add = [&](TensorRole role, const std::string& name, Extent columns, Extent rows) {
+    const bool is_up = role == kExpertUp || role == kExpertUpBias;
+    TensorRow& row = Add(role, name, name, columns, rows);
+    row.map.first = is_up ? static_cast<int64_t>(width) : 0;
+    row.rows_in_file = 2 * width;
+  };
+  const bool biased = HasBias(bias, HasInExperts(gate_up + ".bias"));
+  for (const TensorRole role : {kExpertGate, kExpertUp}) {
+    add(role, gate_up + suffix, kHidden, kExpertFfn);
+    if (biased) add(BiasOf(role), gate_up + ".bias", kExpertFfn, kOne);
+  }
+  if (hf()) {
+    Add(kExpertDown, "", LayerName("", "mlp.experts.down_proj"), kExpertFfn, kHidden);
+  } else {
+    ExpertLinear(kExpertDown, "ffn_down_exps", "", kExpertFfn, kHidden, bias);
+  }
 }
 
 void DenseReader::HeadNormRows(Extent query, Extent key) {

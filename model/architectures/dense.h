@@ -121,7 +121,8 @@ class DenseReader {
                    Extent columns);
   // The columns of an expert; 0: there are none.
   uint32_t expert_width() const { return layer_.moe.has_value() ? layer_.moe->expert.width : 0; }
-  // The router and all weights of the experts.
+  // The router and all weights of the experts: in tensors of these names, or in two for all experts
+  // of a layer, the rows of gate before those of up in the first.
   void Experts(const ExpertNames& names, Bias bias = Bias::kUsual);
   // The weights of norms of q and k.
   void HeadNormRows(Extent query, Extent key);
@@ -143,6 +144,8 @@ class DenseReader {
   std::string LayerName(std::string_view llama_cpp, std::string_view hugging_face) const;
   void AddNorm(TensorRole role, std::string name);
   bool HasBias(Bias bias, bool in_file) const;
+  // Whether the first layer with experts has the tensor.
+  bool HasInExperts(const std::string& name) const;
 
   const Checkpoint& checkpoint_;
   ConfigReader& in_;

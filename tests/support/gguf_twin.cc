@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 #include <utility>
 
@@ -213,6 +214,22 @@ std::vector<float> RopeFactors(const model::Configuration& configuration, std::s
   return factors;
 }
 
+// Of each expert the rows of gate, and then those of up.
+TwinTensor GateAndUp(TwinTensor gate, const TwinTensor& up) {
+  if (gate.data.empty()) return {};
+  const std::size_t bytes = gate.data.size() / gate.dims.back();
+  std::vector<std::byte> both;
+  for (std::size_t at = 0; at < gate.data.size(); at += bytes) {
+    for (const TwinTensor* half : {&std::as_const(gate), &up}) {
+      const auto own = std::span(half->data).subspan(at, bytes);
+      both.insert(both.end(), own.begin(), own.end());
+    }
+  }
+  gate.dims[gate.dims.size() - 2] *= 2;
+  gate.data = std::move(both);
+  return gate;
+}
+
 // The K or the V of each head, which the folder has together: [heads][K, then V][latent]. The file
 // has the K of a head with its axes changed.
 TwinTensor HeadTensor(const model::Tensor& source, const GgufManifest& manifest, bool keys) {
@@ -268,6 +285,15 @@ std::optional<GgufManifest> ReadGgufManifest(const std::string& case_folder) {
   return manifest;
 }
 
+void FuseExperts(GgufManifest& manifest) {
+  std::erase_if(manifest.tensors, [](const GgufManifest::Tensor& tensor) {
+    return Split(tensor.name).part == "ffn_up_exps";
+  });
+  for (GgufManifest::Tensor& tensor : manifest.tensors) {
+    tensor.name = absl::StrReplaceAll(tensor.name, {{"ffn_gate_exps", "ffn_gate_up_exps"}});
+  }
+}
+
 TwinTensor MakeTwinTensor(const model::Checkpoint& folder, const GgufManifest& manifest,
                           std::string_view name, std::set<std::string>& used) {
   if (name.starts_with("rope_f")) {
@@ -275,6 +301,13 @@ TwinTensor MakeTwinTensor(const model::Checkpoint& folder, const GgufManifest& m
     return {model::GgmlType::kF32, {factors.size()}, EncodeTensor(model::GgmlType::kF32, factors)};
   }
   const Name parts = Split(name);
+  if (parts.part == "ffn_gate_up_exps") {
+    const auto half = [&](std::string_view part) {
+      const std::string own = Cat("blk.", parts.layer, ".", part, parts.suffix);
+      return MakeTwinTensor(folder, manifest, own, used);
+    };
+    return GateAndUp(half("ffn_gate_exps"), half("ffn_up_exps"));
+  }
   const std::string architecture =
       nlohmann::json::parse(manifest.Value("architecture")).get<std::string>();
   const auto found = std::ranges::find_if(kRules, [&](const Rule& rule) {

@@ -38,6 +38,10 @@ struct GgufManifest {
 // Reads a case's list. None: the case has no such file, because llama.cpp does not know the model.
 std::optional<GgufManifest> ReadGgufManifest(const std::string& case_folder);
 
+// Makes gate and up of all experts of a layer one tensor: ffn_gate_up_exps, which the converter's
+// lists have not.
+void FuseExperts(GgufManifest& manifest);
+
 struct TwinTensor {
   model::GgmlType type;
   std::vector<uint64_t> dims;

@@ -201,6 +201,26 @@ TEST(Mxfp4Folders, GiveTheBitsOfBf16) {
   }
 }
 
+// Experts whose gate and up are one tensor give the bits of a tensor for each. Those of gpt-oss
+// have biases.
+TEST(FusedExperts, GiveTheBitsOfATensorForEach) {
+  for (const char* name : {"tiny/mixtral", "tiny/gpt_oss"}) {
+    SCOPED_TRACE(name);
+    const testing::TinyCase tiny = testing::ReadTinyCase(name);
+    auto manifest = testing::ReadGgufManifest(absl::StrCat("tests/data/", name));
+    ASSERT_TRUE(tiny.file != nullptr && manifest.has_value());
+    std::vector<std::vector<float>> first;
+    for (const bool fused : {false, true}) {
+      if (fused) testing::FuseExperts(*manifest);
+      const auto bytes = testing::GgufTwin(*tiny.file, *manifest);
+      const auto file = model::ParseCheckpoint(bytes);
+      ASSERT_TRUE(file.ok()) << file.status();
+      ASSERT_EQ((*file)->FindTensor("blk.0.ffn_gate_up_exps.weight") != nullptr, fused);
+      ExpectBitsOfFile(**file, tiny.ids, first);
+    }
+  }
+}
+
 // Weights in float16 give the bits of the same weights in float32.
 TEST(Float16Folders, GiveTheBitsOfFloat32) {
   const testing::TinyCase tiny = testing::ReadTinyCase("tiny/llama");
