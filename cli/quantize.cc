@@ -172,10 +172,15 @@ absl::Status CheckFlagsOfType(const QuantizeFlags& flags) {
   }
   for (const char* flag :
        {"--activations", "--alpha", "--bits", "--group-size", "--zeros", "--calibration",
-        "--calibration-tokens", "--damp", "--order", "--outliers", "--resume"}) {
+        "--calibration-tokens", "--damp", "--order", "--outliers"}) {
     if (!flags.given.contains(flag)) continue;
     return absl::InvalidArgumentError(absl::StrCat(flag, " does not go with --type: --type ",
                                                    flags.type, " says how weights are stored"));
+  }
+  if (flags.given.contains("--resume")) {
+    return absl::InvalidArgumentError(
+        "--resume does not go with --type: a GGUF file is made in one run; leave --resume out, and "
+        "the file is made from its beginning");
   }
   return absl::OkStatus();
 }

@@ -179,11 +179,14 @@ TEST_F(QuantizeGgufTest, FlagsThatDoNotGoWithTheTypeAreNamed) {
                         "calibration, by --method rtn"));
   EXPECT_THAT(RunQuantize(Parse("--type q4_k --method awq")).message(), HasSubstr("--method awq"));
   for (const std::string flag : {"--bits 4", "--group-size 128", "--zeros", "--calibration x",
-                                 "--damp 0.01", "--order natural", "--resume"}) {
+                                 "--damp 0.01", "--order natural"}) {
     EXPECT_THAT(RunQuantize(Parse("--type q6_k " + flag)).message(),
                 HasSubstr(flag.substr(0, flag.find(' ')) +
                           " does not go with --type: --type q6_k says how weights are stored"));
   }
+  EXPECT_THAT(RunQuantize(Parse("--type q6_k --resume")).message(),
+              HasSubstr("--resume does not go with --type: a GGUF file is made in one run; leave "
+                        "--resume out, and the file is made from its beginning"));
   // Those that do go on to the file.
   EXPECT_THAT(RunQuantize(Parse("--type q6_k --method rtn --threads 1")).message(),
               HasSubstr("quantised already"));
