@@ -208,6 +208,13 @@ absl::Status CheckOutliers(const Tensor& offsets, const Tensor& values, int64_t 
     return InvalidArgument("tensor ", offsets.name, ": element ", i, " is ", offset(i), " after ",
                            least, ", but ", values.name, " has ", count, " outliers");
   }
+  // Those of 0 count, too: each takes time whenever a part of its row is read.
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t of_row = offset(row + 1) - offset(row);
+    if (of_row <= inputs) continue;
+    return InvalidArgument("tensor ", offsets.name, ": row ", row, " has ", of_row,
+                           " outliers, but ", inputs, " inputs");
+  }
   std::vector<int64_t> last(static_cast<size_t>(inputs), -1);  // the last row with this column
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = offset(row); i < offset(row + 1); ++i) {

@@ -549,6 +549,16 @@ TEST(QuantisedLayersTest, RefuseTensorsThatDoNotFit) {
          Resize(Named(t, "col_vals"), {60});
        },
        "but layer.col_vals has 60 outliers"},
+      // The last row has 97 outliers of 0 more.
+      {"spqr_64x96",
+       [](Tensors& t, Json& q) {
+         q.erase("shapes");
+         testing::HfTensor& values = Named(t, "col_vals");
+         Resize(values, {values.shape[0] + 97});
+         const auto count = static_cast<std::uint32_t>(values.shape[0]);
+         std::memcpy(&Named(t, "row_offsets").data[std::size_t{64} * 4], &count, sizeof count);
+       },
+       "outliers, but 96 inputs"},
       {"spqr_64x96",
        [](Tensors& t, Json&) {
          Named(t, "col_vals").data.replace(20, 2, std::string("\x60\0", 2));
