@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/rt/write_to_file.h"
 #include "router/files/file_io.h"
 
 namespace flotilla::cli {
@@ -18,7 +19,6 @@ namespace {
 
 using router::ErrnoError;
 using router::IsRegular;
-using router::WriteAll;
 
 absl::StatusOr<UniqueFd> MakeNamelessFile() {
   const char* folder = std::getenv("TMPDIR");
@@ -38,7 +38,7 @@ absl::StatusOr<UniqueFd> CopyOf(int from, const std::string& name) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoError("cannot read", name);
     if (got == 0) break;
-    if (!WriteAll(copy->get(), {chunk.data(), static_cast<std::size_t>(got)})) {
+    if (!WriteToFile(copy->get(), {chunk.data(), static_cast<std::size_t>(got)})) {
       return ErrnoError("cannot keep a copy of", name);
     }
   }

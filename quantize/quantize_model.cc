@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/rt/unique_fd.h"
+#include "common/rt/write_to_file.h"
 #include "common/types/text.h"
 #include "model/huggingface/json_file.h"
 #include "model/huggingface/own_files.h"
@@ -54,15 +55,7 @@ absl::Status WriteFile(const std::string& path, std::span<const std::string_view
   const std::string unfinished = path + ".unfinished";
   const UniqueFd file(open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   bool good = file.get() >= 0;
-  for (std::string_view piece : pieces) {
-    while (good && !piece.empty()) {
-      constexpr size_t kMost = 1 << 30;
-      const ssize_t written = write(file.get(), piece.data(), std::min(piece.size(), kMost));
-      if (written < 0 && errno == EINTR) continue;
-      good = written > 0;
-      if (good) piece.remove_prefix(static_cast<size_t>(written));
-    }
-  }
+  for (const std::string_view piece : pieces) good = good && WriteToFile(file.get(), piece);
   good = good && fsync(file.get()) == 0 && std::rename(unfinished.c_str(), path.c_str()) == 0;
   if (good) return absl::OkStatus();
   return absl::UnavailableError(Cat("cannot write ", path, ": ", std::strerror(errno)));

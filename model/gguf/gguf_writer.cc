@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "common/rt/write_to_file.h"
 #include "common/types/text.h"
 
 namespace flotilla::model {
@@ -111,7 +112,7 @@ absl::StatusOr<std::unique_ptr<GgufWriter>> GgufWriter::Create(const std::string
     writer->sizes_.push_back(tensor.bytes());
     offset = (offset + tensor.bytes() + metadata.alignment() - 1) & ~(metadata.alignment() - 1);
   }
-  status = writer->WriteAll(header);
+  status = writer->Append(header);
   if (status.ok()) status = writer->Pad();
   if (!status.ok()) return status;
   if (!tensors.empty()) writer->left_ = writer->sizes_.front();
@@ -129,7 +130,7 @@ absl::Status GgufWriter::Write(std::span<const std::byte> data) {
     return absl::FailedPreconditionError(
         Cat("tensor ", tensor_, " has ", left_, " bytes left, not ", data.size()));
   }
-  absl::Status status = WriteAll(data);
+  absl::Status status = Append(data);
   left_ -= data.size();
   if (status.ok() && left_ == 0) {
     status = Pad();
@@ -155,21 +156,15 @@ absl::StatusOr<uint64_t> GgufWriter::Finish() {
   return size_;
 }
 
-absl::Status GgufWriter::WriteAll(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    constexpr size_t kMost = 1 << 30;
-    const ssize_t written = write(file_, bytes.data(), std::min(bytes.size(), kMost));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return Failed("write", unfinished_);
-    size_ += static_cast<uint64_t>(written);
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
+absl::Status GgufWriter::Append(std::span<const std::byte> bytes) {
+  if (!WriteToFile(file_, bytes)) return Failed("write", unfinished_);
+  size_ += bytes.size();
   return absl::OkStatus();
 }
 
 absl::Status GgufWriter::Pad() {
   const std::vector<std::byte> zeros((alignment_ - size_ % alignment_) % alignment_);
-  return WriteAll(zeros);
+  return Append(zeros);
 }
 
 }  // namespace flotilla::model

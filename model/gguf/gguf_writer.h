@@ -72,7 +72,7 @@ class GgufWriter {
         unfinished_(path_ + ".unfinished"),
         file_(file),
         alignment_(alignment) {}
-  absl::Status WriteAll(std::span<const std::byte> bytes);
+  absl::Status Append(std::span<const std::byte> bytes);
   absl::Status Pad();
 
   const std::string path_, unfinished_;

@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <string_view>
 
+#include "common/rt/write_to_file.h"
 #include "common/types/text.h"
 #include "model/huggingface/json_file.h"
 #include "model/huggingface/safetensors_file.h"
@@ -19,27 +19,12 @@ absl::Status WriteFailed(std::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(errno, Cat("cannot ", what, " ", path));
 }
 
-absl::Status WriteAll(int file, const std::string& path, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    constexpr size_t kMost = 1 << 30;
-    const ssize_t written = write(file, bytes.data(), std::min(bytes.size(), kMost));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return WriteFailed("write", path);
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status WriteContent(int file, const std::string& path, std::string_view header,
                           std::span<const SafetensorsEntry> entries) {
   const uint64_t length = header.size();
-  absl::Status status = WriteAll(file, path, std::as_bytes(std::span(&length, 1)));
-  if (status.ok()) status = WriteAll(file, path, std::as_bytes(std::span(header)));
-  for (const SafetensorsEntry& entry : entries) {
-    if (status.ok()) status = WriteAll(file, path, entry.data);
-  }
-  if (status.ok() && fsync(file) != 0) status = WriteFailed("write", path);
-  return status;
+  bool good = WriteToFile(file, std::as_bytes(std::span(&length, 1))) && WriteToFile(file, header);
+  for (const SafetensorsEntry& entry : entries) good = good && WriteToFile(file, entry.data);
+  return good && fsync(file) == 0 ? absl::OkStatus() : WriteFailed("write", path);
 }
 
 }  // namespace

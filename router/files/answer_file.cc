@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rt/write_to_file.h"
 #include "router/files/file_io.h"
 
 namespace flotilla::router {
@@ -119,7 +120,7 @@ void AnswerFile::EndAt(std::uint64_t end) {
 absl::Status AnswerFile::Append(std::string_view lines) {
   struct stat before {};
   const bool known = regular_ && fstat(fd_.get(), &before) == 0;
-  if (WriteAll(fd_.get(), lines)) {
+  if (WriteToFile(fd_.get(), lines)) {
     const bool ours = known && static_cast<std::uint64_t>(before.st_size) == written_;
     if (ours) written_ += lines.size();
     return absl::OkStatus();

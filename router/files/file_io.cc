@@ -31,16 +31,6 @@ bool ReadAt(int fd, std::uint64_t at, std::string& text) {
   return true;
 }
 
-bool WriteAll(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return true;
-}
-
 bool WriteAt(int fd, std::uint64_t at, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = pwrite(fd, text.data(), text.size(), static_cast<off_t>(at));

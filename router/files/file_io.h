@@ -19,9 +19,7 @@ bool IsRegular(int fd);
 // Fills `text` with the bytes from `at` on. False: there are fewer, or errno says why not.
 bool ReadAt(int fd, std::uint64_t at, std::string& text);
 
-// Writes all of `text`. False: errno says why not.
-bool WriteAll(int fd, std::string_view text);
-// The same from `at` on, unless the file is open with O_APPEND.
+// WriteToFile (common/rt/write_to_file.h) from `at` on, unless the file is open with O_APPEND.
 bool WriteAt(int fd, std::uint64_t at, std::string_view text);
 
 }  // namespace flotilla::router

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/rt/write_to_file.h"
 #include "common/types/text.h"
 #include "router/batch/file_journal.h"
 #include "router/errors.h"
@@ -185,7 +186,7 @@ absl::Status FileStore::Rewrite() {
   if (!file.ok()) return Error("cannot make", next);
   std::string text;
   for (const LedgerRecord& record : ledger_.Snapshot()) text += JournalLine(record);
-  if (!WriteAll(file.get(), text) || !disk_.Sync(file.get()) ||
+  if (!WriteToFile(file.get(), text) || !disk_.Sync(file.get()) ||
       rename(next.c_str(), path.c_str()) != 0) {
     const absl::Status error = Error("cannot replace", path);
     unlink(next.c_str());
@@ -250,7 +251,7 @@ absl::Status FileStore::Commit(LedgerRecord record) {
   doubtful_.clear();
   for (const StoredFile& file : record.files) doubtful_.push_back(file.id);
   broken_ = true;  // until all is done, whatever ends this function
-  if (!WriteAll(journal_.get(), line)) {
+  if (!WriteToFile(journal_.get(), line)) {
     const absl::Status error = Error("cannot write to the journal of", folder_);
     broken_ = ftruncate(journal_.get(), static_cast<off_t>(journal_bytes_)) != 0;
     held_end_ = 0;

@@ -8,9 +8,9 @@
 #include <set>
 #include <utility>
 
+#include "common/rt/write_to_file.h"
 #include "common/types/text.h"
 #include "router/errors.h"
-#include "router/files/file_io.h"
 
 namespace flotilla::router {
 namespace {
@@ -50,7 +50,7 @@ absl::Status IncomingFile::Write(std::string_view bytes) {
   if (absl::Status s = store_.ledger().Reserve(tenant_, bytes.size()); !s.ok()) return s;
   bytes_ += bytes.size();
   unsynced_ += bytes.size();
-  bool kept = WriteAll(fd_.get(), bytes);
+  bool kept = WriteToFile(fd_.get(), bytes);
   if (kept && unsynced_ >= kSyncBytes) {
     unsynced_ = 0;
     kept = store_.disk().Sync(fd_.get());

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/rt/write_to_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/errors.h"
-#include "router/files/file_io.h"
 #include "tests/router/files_fixture.h"
 
 namespace flotilla::router {
@@ -469,7 +469,7 @@ TEST_F(FileSyncTest, TheNextProcessWritesTheRecordsThatItBelieves) {
   {  // a process that was killed when a sync had just lost its last record
     const UniqueFd journal(open(path.c_str(), O_RDWR | O_APPEND));
     ASSERT_EQ(ftruncate(journal.get(), before), 0);
-    ASSERT_TRUE(disk_.Sync(journal.get()) && WriteAll(journal.get(), record));
+    ASSERT_TRUE(disk_.Sync(journal.get()) && WriteToFile(journal.get(), record));
     Fail("/journal");
     EXPECT_FALSE(disk_.Sync(journal.get()));
   }
