@@ -535,6 +535,9 @@ class QuantisedLayoutsTest : public ::testing::TestWithParam<QuantisedLayers> {}
 // Dense models and experts of three splits, whose shards end inside groups.
 TEST_P(QuantisedLayoutsTest, EveryLayoutAndBatchGivesTheSameBits) {
   std::vector<std::string> cases = {"made/llama", "made/mixtral"};
+  // These have kinds that others have, too, so a short run skips their experts.
+  const bool known = GetParam().name == "gptq_2bit" || GetParam().name == "bitsandbytes_4bit";
+  if (known && !LongTests()) cases.pop_back();
   // Heads' parts of one matrix, along both axes; one method says it for all.
   if (GetParam().name == "fp8") cases.push_back("made/deepseek_v2_mla");
   for (const std::string& from : cases) {

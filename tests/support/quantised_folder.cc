@@ -150,13 +150,62 @@ void WriteSpqr(LayerWriter& layer, bool ordered) {
   put(".in_perm", order);
 }
 
+constexpr std::uint64_t kGroup = 32;  // of all formats that have groups of any size
+
+// The k of a group are anywhere. As GPTQ has it, they are the same for all layers with the same
+// inputs; but not for V.
+void PutOrder(LayerWriter& layer) {
+  Random same(layer.inputs + (layer.name().ends_with("v_proj") ? 1 : 0));
+  layer.Put<std::uint32_t>(".g_idx", "I32", {layer.inputs}, [&](Random&) {
+    return same.Below(static_cast<std::uint32_t>(layer.inputs / kGroup));
+  });
+}
+
+// Scales in fp16, and zeros by chance.
+void WriteGptq(LayerWriter& layer, std::uint64_t bits, double deviation) {
+  const std::uint64_t groups = layer.inputs / kGroup;
+  layer.Bits(".qweight", "I32", {layer.inputs * bits / 32, layer.rows});
+  layer.Bits(".qzeros", "I32", {groups, layer.rows * bits / 32});
+  layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * deviation);
+}
+
+// The values of FP4 that bitsandbytes has.
+constexpr float kBitsAndBytesFp4Values[8] = {0.0f,        0.00520833f, 0.6666667f,  1.0f,
+                                             0.33333334f, 0.5f,        0.16666667f, 0.25f};
+
+// Blocks of 64 places of a table. `nested`: their scales are places, too.
+void WriteBitsAndBytes(LayerWriter& layer, std::string_view type, bool nested) {
+  const std::uint64_t weights = layer.rows * layer.inputs, blocks = weights / 64;
+  layer.Bits(".weight", "U8", {weights / 2, 1});
+  std::string more;
+  if (nested) {
+    const double middle = 1 / (0.55 * std::sqrt(static_cast<double>(layer.inputs)));
+    layer.Bits(".weight.absmax", "U8", {blocks});
+    layer.Scales(".weight.nested_absmax", "F32", {(blocks + 255) / 256}, 2 * 0.55);
+    int at = 0;
+    layer.Put<float>(".weight.nested_quant_map", "F32", {256},
+                     [&](Random&) { return static_cast<float>(at++ - 127) / 128; });
+    more = absl::StrCat(R"(, "nested_blocksize": 256, "nested_offset": )", middle);
+  } else {
+    layer.Scales(".weight.absmax", "F32", {blocks}, 0.55);
+  }
+  std::size_t at = 0;
+  layer.Put<float>(".weight.quant_map", "F32", {16}, [&](Random&) {
+    const std::size_t place = at++;
+    if (type == "nf4") return kNf4Values[place];
+    return place < 8 ? kBitsAndBytesFp4Values[place] : -kBitsAndBytesFp4Values[place - 8];
+  });
+  layer.Text(absl::StrCat(".weight.quant_state.bitsandbytes__", std::string(type)),
+             absl::StrCat(R"({"quant_type": ")", std::string(type),
+                          R"(", "blocksize": 64, "dtype": "bfloat16", "shape": [)", layer.rows,
+                          ", ", layer.inputs, "]", more, "}"));
+}
+
 struct Format {
   const char* name;
   const char* method;
   void (*write)(LayerWriter& layer);
 };
-
-constexpr std::uint64_t kGroup = 32;  // of all formats that have groups of any size
 
 const Format kFormats[] = {
     {"gptq", "gptq",
@@ -174,36 +223,26 @@ const Format kFormats[] = {
        layer.Bits(".qzeros", "I32", {groups, layer.rows / 8});
        layer.Scales(".scales", "BF16", {groups, layer.rows}, 2 * kDeviation4);
      }},
-    // The k of a group are anywhere.
     {"gptq_order", "gptq",
      [](LayerWriter& layer) {
-       const std::uint64_t groups = layer.inputs / kGroup;
-       layer.Bits(".qweight", "I32", {layer.inputs / 8, layer.rows});
-       layer.Bits(".qzeros", "I32", {groups, layer.rows / 8});
-       layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation4);
-       // As GPTQ has it, the same for all layers with the same inputs; but not for V.
-       Random same(layer.inputs + (layer.name().ends_with("v_proj") ? 1 : 0));
-       layer.Put<std::uint32_t>(".g_idx", "I32", {layer.inputs}, [&](Random&) {
-         return same.Below(static_cast<std::uint32_t>(groups));
-       });
+       WriteGptq(layer, 4, kDeviation4);
+       PutOrder(layer);
      }},
     // Each matrix has an order of its own.
     {"gptq_own_order", "gptq",
      [](LayerWriter& layer) {
-       const std::uint64_t groups = layer.inputs / kGroup;
-       layer.Bits(".qweight", "I32", {layer.inputs / 8, layer.rows});
-       layer.Bits(".qzeros", "I32", {groups, layer.rows / 8});
-       layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation4);
+       WriteGptq(layer, 4, kDeviation4);
        layer.Put<std::uint32_t>(".g_idx", "I32", {layer.inputs}, [&](Random& random) {
-         return random.Below(static_cast<std::uint32_t>(groups));
+         return random.Below(static_cast<std::uint32_t>(layer.inputs / kGroup));
        });
      }},
-    {"gptq_3bit", "gptq_3bit",
+    {"gptq_2bit", "gptq_2bit", [](LayerWriter& layer) { WriteGptq(layer, 2, kDeviation2); }},
+    {"gptq_3bit", "gptq_3bit", [](LayerWriter& layer) { WriteGptq(layer, 3, kDeviation3); }},
+    {"gptq_8bit", "gptq_8bit", [](LayerWriter& layer) { WriteGptq(layer, 8, kDeviation8); }},
+    {"gptq_8bit_order", "gptq_8bit",
      [](LayerWriter& layer) {
-       const std::uint64_t groups = layer.inputs / kGroup;
-       layer.Bits(".qweight", "I32", {layer.inputs / 32 * 3, layer.rows});
-       layer.Bits(".qzeros", "I32", {groups, layer.rows * 3 / 32});
-       layer.Scales(".scales", "F16", {groups, layer.rows}, 2 * kDeviation3);
+       WriteGptq(layer, 8, kDeviation8);
+       PutOrder(layer);
      }},
     {"awq", "awq",
      [](LayerWriter& layer) {
@@ -221,17 +260,11 @@ const Format kFormats[] = {
                     {(layer.rows + 127) / 128, (layer.inputs + 127) / 128}, 0.5);
      }},
     {"nf4", "bitsandbytes",
-     [](LayerWriter& layer) {
-       const std::uint64_t weights = layer.rows * layer.inputs;
-       layer.Bits(".weight", "U8", {weights / 2, 1});
-       layer.Scales(".weight.absmax", "F32", {weights / 64}, 0.55);
-       std::size_t at = 0;
-       layer.Put<float>(".weight.quant_map", "F32", {16},
-                        [&](Random&) { return kNf4Values[at++]; });
-       layer.Text(".weight.quant_state.bitsandbytes__nf4",
-                  absl::StrCat(R"({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", )",
-                               R"("shape": [)", layer.rows, ", ", layer.inputs, "]}"));
-     }},
+     [](LayerWriter& layer) { WriteBitsAndBytes(layer, "nf4", /*nested=*/false); }},
+    {"nf4_nested", "bitsandbytes",
+     [](LayerWriter& layer) { WriteBitsAndBytes(layer, "nf4", /*nested=*/true); }},
+    {"fp4", "bitsandbytes",
+     [](LayerWriter& layer) { WriteBitsAndBytes(layer, "fp4", /*nested=*/false); }},
     {"int8_rows", "bitsandbytes",
      [](LayerWriter& layer) {
        layer.Bits(".weight", "I8", {layer.rows, layer.inputs});
@@ -308,10 +341,11 @@ const Format kFormats[] = {
 };
 
 Json QuantizationConfig(std::string_view method) {
-  if (method == "gptq_3bit") {
-    return {{"quant_method", "gptq"}, {"bits", 3}, {"group_size", kGroup}};
+  for (const auto& [name, bits] :
+       {std::pair{"gptq_2bit", 2}, {"gptq_3bit", 3}, {"gptq", 4}, {"gptq_8bit", 8}}) {
+    if (method != name) continue;
+    return {{"quant_method", "gptq"}, {"bits", bits}, {"group_size", kGroup}};
   }
-  if (method == "gptq") return {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", kGroup}};
   if (method == "awq") return {{"quant_method", "awq"}, {"bits", 4}, {"group_size", kGroup}};
   if (method == "fp8") return {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
   if (method == "spqr") {
@@ -366,10 +400,13 @@ int LayerOf(const model::Tensor& tensor) {
 
 std::vector<QuantisedLayers> AllQuantisedLayers() {
   return {{"gptq", {"gptq", "gptq_zero", "gptq_order"}},
+          {"gptq_2bit", {"gptq_2bit"}},
           {"gptq_3bit", {"gptq_3bit"}},
+          {"gptq_8bit", {"gptq_8bit", "gptq_8bit_order"}},
           {"awq", {"awq"}},
           {"fp8", {"fp8_blocks"}},
           {"bitsandbytes", {"nf4", "int8_rows"}},
+          {"bitsandbytes_4bit", {"nf4_nested", "fp4"}},
           {"spqr", {"spqr", "spqr_order"}},
           {"compressed_tensors", {"w4", "w8_zero", "int8", "w2_zero"}},
           {"compressed_tensors_float", {"fp8", "nvfp4", "mxfp4"}}};
