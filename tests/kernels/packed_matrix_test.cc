@@ -187,21 +187,24 @@ TEST(PackedMatrixTest, TheFormatsPageStatesTheBits) {
   EXPECT_EQ(stated.size(), AllTypes().size());
 }
 
-TEST(PackedMatrixTest, EveryQ4ScaleIsExactOrRefused) {
+// The weight of the least code is kept in fp16.
+TEST(PackedMatrixTest, EveryScaleOfQ4AndQ5IsExactOrRefused) {
   testing::Random random(1);
-  RandomWeights weights(random, model::EncodingOf(GgmlType::kQ4_0), 1, 32);
-  weights.rows[0].codes[0] = -8;
-  for (int half = 0; half < 0x10000; ++half) {
-    weights.rows[0].scales[0] = static_cast<uint16_t>(half);
-    auto matrix = PackedMatrix::Create(weights.encoding, 1, 32);
-    ASSERT_TRUE(matrix.ok());
-    const absl::Status status = weights.PackInto(*matrix, 0, 32);
-    const float d = HalfToFloat(static_cast<uint16_t>(half));
-    ASSERT_EQ(status.ok(), std::fabs(d) < 8192.0f) << half;  // false for NaN
-    if (!status.ok()) continue;
-    float column[32];
-    matrix->DequantizeColumn(0, column);
-    ASSERT_EQ(column[0], -8.0f * d) << half;
+  for (const auto& [type, low] : {std::pair{GgmlType::kQ4_0, -8}, {GgmlType::kQ5_0, -16}}) {
+    RandomWeights weights(random, model::EncodingOf(type), 1, 32);
+    weights.rows[0].codes[0] = static_cast<int8_t>(low);
+    for (int half = 0; half < 0x10000; ++half) {
+      weights.rows[0].scales[0] = static_cast<uint16_t>(half);
+      auto matrix = PackedMatrix::Create(weights.encoding, 1, 32);
+      ASSERT_TRUE(matrix.ok());
+      const absl::Status status = weights.PackInto(*matrix, 0, 32);
+      const float d = HalfToFloat(static_cast<uint16_t>(half)), least = static_cast<float>(low) * d;
+      ASSERT_EQ(status.ok(), std::fabs(least) < 65536.0f) << half;  // false for NaN
+      if (!status.ok()) continue;
+      float column[32];
+      matrix->DequantizeColumn(0, column);
+      ASSERT_EQ(column[0], least) << half;
+    }
   }
 }
 
