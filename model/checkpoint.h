@@ -32,7 +32,7 @@ struct MetadataEntry {
 
 // Tensors of a file that the text model does not use, e.g. of an encoder of images.
 struct SkippedTensors {
-  std::string prefix;  // of their names
+  std::string prefix;  // of their names, or what they are
   uint64_t count = 0;
   uint64_t bytes = 0;
 };

@@ -235,6 +235,7 @@ class HfCheckpoint final : public Checkpoint {
     if (quantization->method == nullptr) return RefuseQuantised();
     const absl::Status status = quantization->method->join(*quantization->settings, content_);
     if (!status.ok()) return InFile(path_, status);
+    if (content_.kv_scales.count > 0) skipped_.push_back(content_.kv_scales);
     by_name_.clear();
     for (const Tensor& tensor : content_.tensors) {
       if (by_name_.emplace(tensor.name, static_cast<uint32_t>(by_name_.size())).second) continue;

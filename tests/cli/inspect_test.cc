@@ -144,6 +144,23 @@ TEST(InspectTest, NamesWhatIsNotUsedForText) {
                                    "visual. (1, 0.0 MB)\n"));
 }
 
+TEST(InspectTest, NamesScalesOfKAndVThatAreNotUsed) {
+  const testing::ScratchDirectory folder;
+  testing::WriteFile(folder.path() + "/config.json",
+                     R"({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}})");
+  const std::string layer = "model.layers.0.self_attn.k_proj", scale(4, '\x3F');
+  testing::WriteFile(
+      folder.path() + "/model.safetensors",
+      testing::Safetensors({{layer + ".weight", "F8_E4M3", {1, 32}, std::string(32, '1')},
+                            {layer + ".weight_scale", "F32", {1}, scale},
+                            {layer + ".k_scale", "F32", {1}, scale}}));
+  const auto file = model::OpenCheckpoint(folder.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::ostringstream out;
+  PrintCheckpoint(**file, {}, out);
+  EXPECT_THAT(out.str(), HasSubstr("tensors not used for text: scales of K and V (1, 0.0 MB)\n"));
+}
+
 TEST(InspectTest, NamesUnusedChatTemplates) {
   testing::GgufBuilder builder = testing::TinyGgufBuilder();
   builder.AddStrings("tokenizer.chat_templates", {"tool_use", "rag"});

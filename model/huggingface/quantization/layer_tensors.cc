@@ -83,8 +83,16 @@ void LayerTensors::Drop(std::string_view layer, std::string_view suffix) {
 void LayerTensors::DropActivationScales() {
   for (const std::string_view suffix :
        {".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale",
-        ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".kv_scale"}) {
+        ".output_scale", ".output_zero_point"}) {
     for (const std::string_view layer : With(suffix)) Drop(layer, suffix);
+  }
+  for (const std::string_view suffix :
+       {".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"}) {
+    for (const std::string_view layer : With(suffix)) {
+      ++folder_.kv_scales.count;
+      folder_.kv_scales.bytes += Find(layer, suffix)->data.size();
+      Drop(layer, suffix);
+    }
   }
 }
 

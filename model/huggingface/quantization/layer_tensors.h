@@ -44,6 +44,7 @@ class LayerTensors {
   void Replace(std::string_view layer, std::initializer_list<std::string_view> suffixes,
                std::unique_ptr<const CompositeTensor> composite, int64_t rows, int64_t inputs);
   // Leaves out what is said of activations and KV, of which the recipes and --kv-type decide.
+  // Scales of K and V are counted.
   void DropActivationScales();
 
   int replaced() const { return static_cast<int>(made_.size()); }

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/checkpoint.h"
 #include "model/composite_tensor.h"
 #include "model/huggingface/json_file.h"
 #include "model/tensor.h"
@@ -22,6 +23,7 @@ struct FolderTensors {
   std::vector<Tensor> tensors;
   std::deque<std::string> names;
   std::vector<std::unique_ptr<const CompositeTensor>> composites;
+  SkippedTensors kv_scales{.prefix = "scales of K and V"};  // which --kv-type fp8 does not use
 };
 
 struct QuantizationMethod {

@@ -332,16 +332,24 @@ TEST_F(QuantisedFolderTest, ReadsTheActivationsOfW8A8) {
   EXPECT_TRUE(all(Kind::kDynamic));
 }
 
+// Of these, those of K and V are named by inspect.
 TEST_F(QuantisedFolderTest, LeavesOutScalesOfKv) {
   Write("fp8_blocks");
+  EXPECT_TRUE((*OpenCheckpoint(folder_.path()))->skipped_tensors().empty());
   Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
-    for (const char* name :
-         {"k_proj.k_scale", "v_proj.v_scale", "kv_scale", "q_proj.input_scale"}) {
+    for (const char* name : {"k_proj.k_scale", "v_proj.v_scale", "kv_scale", "attn.k_scale",
+                             "k_proj.output_scale", "q_proj.input_scale"}) {
       tensors.push_back(
           {absl::StrCat("model.layers.0.self_attn.", name), "F32", {1}, std::string(4, '\x3F')});
     }
   });
   EXPECT_EQ(Error(), "");
+  const auto file = OpenCheckpoint(folder_.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ((*file)->skipped_tensors().size(), 1u);
+  EXPECT_EQ((*file)->skipped_tensors()[0].prefix, "scales of K and V");
+  EXPECT_EQ((*file)->skipped_tensors()[0].count, 5u);
+  EXPECT_EQ((*file)->skipped_tensors()[0].bytes, 20u);
 }
 
 // What old tools wrote beside config.json counts if that says nothing.
