@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "nlohmann/json.hpp"
+#include "router/core/tools/tagged_parser.h"
 
 namespace flotilla::router {
 namespace {
@@ -281,6 +282,29 @@ TEST(OutputParser, HoldsBackABoundedText) {
   parser->Push(text, events);
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].text, text);
+}
+
+// Calls that begin within one another and are none, and a call behind them.
+TEST(OutputParser, FalseCallsAreReadAgainWithinABound) {
+  std::string text;
+  while (text.size() < 100'000) text += "<tool_call>{\"a\":[";
+  text += "</tool_call>";
+  const OutputOptions options{.tools = Named(ToolFormats(), "hermes")};
+  Message message;
+  std::vector<OutputEvent> events;
+  TaggedParser parser(options);
+  parser.Push(text + R"(<tool_call>{"name":"f","arguments":{}}</tool_call>)", events);
+  parser.Finish(events);
+  Apply(events, message);
+  EXPECT_EQ(message.content, text);
+  EXPECT_EQ(message.calls.size(), 1u);
+  EXPECT_GT(parser.read_again(), OutputParser::kMaxHeldBytes);
+  EXPECT_LE(parser.read_again(), OutputParser::kMaxReadAgain);
+  for (const std::size_t size : {1, 7, 5000}) {
+    std::vector<std::string> pieces;
+    for (std::size_t at = 0; at < text.size(); at += size) pieces.push_back(text.substr(at, size));
+    EXPECT_EQ(Parse(options, pieces).content, text) << size;
+  }
 }
 
 TEST(OutputParser, TextsInXmlComeAsTheyAreWritten) {

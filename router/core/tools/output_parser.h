@@ -50,6 +50,10 @@ struct OutputOptions {
 class OutputParser {
  public:
   static constexpr std::size_t kMaxHeldBytes = 16 << 10;
+  // What began like a call and was none may have calls within it, so it is read again. Text in
+  // which calls begin again and again would be read again for each. Of an answer that had so many
+  // bytes read again, what is no call is content as a whole.
+  static constexpr std::size_t kMaxReadAgain = 16 * kMaxHeldBytes;
   // A longer value is a text. Lists and objects of that size are rare, and the memory of a choice
   // grows by no more than its answer.
   static constexpr std::size_t kMaxValueBytes = 256 << 10;

@@ -31,15 +31,14 @@ void TaggedParser::Push(std::string_view text, std::vector<OutputEvent>& events)
 }
 
 void TaggedParser::Run(std::vector<OutputEvent>& events) {
-  // GiveUpCall puts text back in front of what is left.
-  while (!todo_.empty() && !finished()) {
-    const std::string now = std::exchange(todo_, {});
-    for (std::size_t at = 0; at < now.size() && !finished(); ++at) {
-      Read(now[at], events);
-      if (todo_.empty()) continue;
-      todo_.append(now, at + 1);
-      break;
-    }
+  std::string now = std::exchange(todo_, {});
+  for (std::size_t at = 0; at < now.size() && !finished();) {
+    Read(now[at++], events);
+    // What is read again takes the place that it had. So the text behind it moves only if some
+    // of it came before `now`, which is once at most.
+    const std::size_t again = std::min(todo_.size(), at);
+    at -= again;
+    now.replace(at, again, std::exchange(todo_, {}));
   }
 }
 
@@ -152,9 +151,13 @@ void TaggedParser::ReadCall(char c, std::vector<OutputEvent>& events) {
 
 void TaggedParser::GiveUpCall(std::vector<OutputEvent>& events) {
   place_ = Place::kContent;
-  AddText(Kind::kContent, std::string_view(undecided_).substr(0, literal_), events);
-  todo_ = undecided_.substr(literal_);
-  undecided_.clear();
+  const std::size_t again = undecided_.size() - literal_;
+  if (again <= kMaxReadAgain - read_again_) {
+    read_again_ += again;
+    todo_ = undecided_.substr(literal_);
+    undecided_.resize(literal_);
+  }
+  AddText(Kind::kContent, std::exchange(undecided_, {}), events);
   literal_ = 0;
 }
 

@@ -24,6 +24,8 @@ class TaggedParser final : public OutputParser {
   void Push(std::string_view text, std::vector<OutputEvent>& events) override;
   void Finish(std::vector<OutputEvent>& events) override;
   bool finished() const override { return options_.one_call && reader_->complete() > 0; }
+  // Bytes of false calls that were read again, each time; at most kMaxReadAgain.
+  std::size_t read_again() const { return read_again_; }
 
  private:
   enum class Place : std::uint8_t {
@@ -43,7 +45,8 @@ class TaggedParser final : public OutputParser {
   void ReadBegin(char c, std::vector<OutputEvent>& events);
   void ReadContent(char c, std::vector<OutputEvent>& events);
   void ReadCall(char c, std::vector<OutputEvent>& events);
-  // What `undecided_` holds is read again, as content; its first `literal_` bytes are no marker.
+  // What `undecided_` holds is content, whose first `literal_` bytes are no marker. The others are
+  // read again, unless the answer had too many of those.
   void GiveUpCall(std::vector<OutputEvent>& events);
   bool calls_may_come() const {
     return options_.tools != nullptr && !(options_.text_or_calls && has_content_);
@@ -54,10 +57,11 @@ class TaggedParser final : public OutputParser {
   const std::unique_ptr<CallReader> reader_;
   MarkerScanner scanner_;
   Place place_ = Place::kBegin;
-  bool thought_ = false;       // no thoughts can come any more
-  std::string todo_;           // text to be read
-  std::string undecided_;      // kBegin, kCall: what has come, while its meaning is open
-  std::size_t literal_ = 0;    // kCall: its bytes in front of the text that the reader has
+  bool thought_ = false;     // no thoughts can come any more
+  std::string todo_;         // text to be read, or what of it is to be read again
+  std::string undecided_;    // kBegin, kCall: what has come, while its meaning is open
+  std::size_t literal_ = 0;  // kCall: its bytes in front of the text that the reader has
+  std::size_t read_again_ = 0;
   std::string spaces_;         // white space that a marker may follow, or did
   bool after_marker_ = false;  // nothing but white space has come since a marker
   bool has_content_ = false;
