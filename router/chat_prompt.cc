@@ -253,7 +253,7 @@ bool ChatPrompt::MayThink(const Conversation& conversation, const Rendered& prom
          !conversation.continue_final_message && !prompt.has_reasoning;
 }
 
-absl::StatusOr<Constraint> ChatPrompt::FormOf(const Constraint& form,
+absl::StatusOr<Constraint> ChatPrompt::FormOf(const Constraint& form, std::string_view field,
                                               const Conversation& conversation,
                                               const Rendered& prompt) const {
   const ReasoningFormat* const reasoning = MayThink(conversation, prompt) ? reasoning_ : nullptr;
@@ -273,8 +273,8 @@ absl::StatusOr<Constraint> ChatPrompt::FormOf(const Constraint& form,
   Constraint whole =
       FormConstraint(form, calls->text, reasoning, prompt.in_reasoning, control_markers_);
   if (whole.text.size() <= Constraint::kMaxBytes) return whole;
-  return InvalidField("response_format",
-                      Cat("the form of the answer has ", whole.text.size(), " bytes with ",
+  return InvalidField(field,
+                      Cat(field, ": the form of the answer has ", whole.text.size(), " bytes with ",
                           format == nullptr ? "the model's thoughts in front of it"
                                             : "the calls that may come in its place",
                           "; at most ", Constraint::kMaxBytes, " are allowed"));

@@ -63,10 +63,10 @@ class ChatPrompt {
   // Whether the model may think before an answer of a form.
   bool MayThink(const Conversation& conversation, const Rendered& prompt) const;
   // The form of an answer with what else may come: thoughts in front of it, and calls of the tools
-  // that are offered in place of it. INVALID_ARGUMENT about response_format: it is too large so;
-  // about tools: as ConstraintOf.
-  absl::StatusOr<Constraint> FormOf(const Constraint& form, const Conversation& conversation,
-                                    const Rendered& prompt) const;
+  // that are offered in place of it. INVALID_ARGUMENT about `field`, from which the form is: it is
+  // too large so; about tools: as ConstraintOf.
+  absl::StatusOr<Constraint> FormOf(const Constraint& form, std::string_view field,
+                                    const Conversation& conversation, const Rendered& prompt) const;
   // What ends the thoughts after `budget` tokens; nothing if the prompt has ended them.
   // INVALID_ARGUMENT about thinking_token_budget: this model is not known to think, or the end of
   // its thoughts is not one token.

@@ -76,7 +76,8 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> Encoder::EncodeBadWords(
 
 absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
                                                 const model::EncodeOptions& options,
-                                                const Constraint& form, std::int64_t budget) const {
+                                                const Constraint& form, std::string_view form_field,
+                                                std::int64_t budget) const {
   if (const auto* text = std::get_if<std::string>(&input)) {
     auto prompt = Blame("prompt", tokenizer_->Encode(*text, options), options);
     if (prompt.ok()) prompt->constraint = form;
@@ -90,7 +91,7 @@ absl::StatusOr<Encoder::Prompt> Encoder::Encode(const Input& input,
   if (conversation.must_call()) {
     constraint = chat_prompt_.ConstraintOf(conversation, in_reasoning);
   } else if (form) {
-    constraint = chat_prompt_.FormOf(form, conversation, *rendered);
+    constraint = chat_prompt_.FormOf(form, form_field, conversation, *rendered);
     // Without thoughts the form begins with the answer.
     in_reasoning = in_reasoning && chat_prompt_.MayThink(conversation, *rendered);
   }

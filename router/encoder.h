@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -49,11 +50,12 @@ class Encoder {
     ThinkingLimit thinking = {};
     std::shared_ptr<const ArgumentTypes> argument_types = nullptr;
   };
-  // `form` is what a client asked for the answer to follow, and `budget` how many tokens it lets
-  // the model think (below 0: any number), which only a conversation may have. OUT_OF_RANGE about
-  // the prompt if it has more tokens than the options allow.
+  // `form` is what a client asked for the answer to follow, in `form_field`, and `budget` how many
+  // tokens it lets the model think (below 0: any number), which only a conversation may have.
+  // OUT_OF_RANGE about the prompt if it has more tokens than the options allow.
   absl::StatusOr<Prompt> Encode(const Input& input, const model::EncodeOptions& options,
-                                const Constraint& form = {}, std::int64_t budget = -1) const;
+                                const Constraint& form = {}, std::string_view form_field = {},
+                                std::int64_t budget = -1) const;
 
  private:
   const model::Tokenizer* tokenizer_;

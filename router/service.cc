@@ -383,8 +383,8 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
       [&model, input = std::move(input), encoded = std::move(encoded),
        bad_words = std::move(api.bad_words), uses_dry,
        breakers = std::move(api.dry_sequence_breakers), form = std::move(api.constraint),
-       number = NumberOf(api.tenant), thinking_budget = *api.thinking_token_budget, deliver,
-       add_special = api.add_special_tokens,
+       form_field = std::move(api.constraint_field), number = NumberOf(api.tenant),
+       thinking_budget = *api.thinking_token_budget, deliver, add_special = api.add_special_tokens,
        max_tokens = cuts ? options_.limits.max_tokenized : limits.max_context, cuts]() mutable {
         deliver(OrNoMemory([&]() -> absl::StatusOr<Encoded> {
           auto words = model.encoder.EncodeBadWords(bad_words);
@@ -399,7 +399,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
           auto prompt = model.encoder.Encode(
               *input,
               {.parse_special = false, .add_special = add_special, .max_tokens = max_tokens}, form,
-              thinking_budget);
+              form_field, thinking_budget);
           if (cuts && absl::IsOutOfRange(prompt.status())) return TooManyTokens(*input, max_tokens);
           if (!prompt.ok()) return prompt.status();
           encoded.prompt = std::move(prompt->tokens);

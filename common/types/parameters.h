@@ -49,6 +49,7 @@ struct RequestParameters {
   std::optional<std::uint64_t> seed;                        // absent: see InferenceService::Start
   // The form of the answer. It has several fields on each API, so it has no row.
   Constraint constraint;
+  std::string constraint_field;  // the one that `constraint` is from, as the client calls it
 
   std::vector<std::string> stop;             // cut from the output
   std::vector<std::int64_t> stop_token_ids;  // besides the model's own end tokens

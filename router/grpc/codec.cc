@@ -195,9 +195,8 @@ absl::StatusOr<ApiRequest> FromProto(const v1::GenerateRequest& request) {
     if (auto status = ReadEarlyStopping(request.beam_search(), api); !status.ok()) return status;
   }
   if (request.has_structured_outputs()) {
-    auto constraint = FromProto(request.structured_outputs());
-    if (!constraint.ok()) return constraint.status();
-    api.constraint = *std::move(constraint);
+    auto status = ReadConstraint(request.structured_outputs(), api);
+    if (!status.ok()) return status;
   }
   ReadValues(request, api);
   return api;

@@ -1,8 +1,10 @@
 #include "router/grpc/structured_outputs.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/types/text.h"
 #include "router/core/constraint/constraints.h"
 #include "router/core/constraint/json_schema.h"
@@ -43,15 +45,19 @@ absl::StatusOr<Constraint> Read(const v1::StructuredOutputs& outputs) {
 
 }  // namespace
 
-absl::StatusOr<Constraint> FromProto(const v1::StructuredOutputs& outputs) {
-  absl::StatusOr<Constraint> constraint = Read(outputs);
-  if (constraint.ok()) return constraint;
+absl::Status ReadConstraint(const v1::StructuredOutputs& outputs, RequestParameters& parameters) {
   std::string field = "structured_outputs";
   const auto* oneof = outputs.GetDescriptor()->FindOneofByName("constraint");
   if (const auto* set = outputs.GetReflection()->GetOneofFieldDescriptor(outputs, oneof)) {
     field += "." + set->name();
   }
-  return InvalidField(field, Cat(field, ": ", std::string(constraint.status().message())));
+  absl::StatusOr<Constraint> constraint = Read(outputs);
+  if (!constraint.ok()) {
+    return InvalidField(field, Cat(field, ": ", std::string(constraint.status().message())));
+  }
+  parameters.constraint = *std::move(constraint);
+  parameters.constraint_field = std::move(field);
+  return absl::OkStatus();
 }
 
 }  // namespace flotilla::router

@@ -205,7 +205,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseChatCompletion(std::string_view body
   form.chat = true;
   ApiRequest api;
   ReadCommon(reader, options, api, form);
-  ReadConstraint(body, reader, api.constraint);
+  ReadConstraint(body, reader, api);
   api.prompt = ReadConversation(body, options, &form.ignored, reader);
 
   if (const auto limit = reader.Int("max_completion_tokens")) {
@@ -248,7 +248,7 @@ absl::StatusOr<OpenAiBody<ApiRequest>> ParseCompletion(std::string_view body,
   AnswerForm& form = request.form;
   ApiRequest api;
   ReadCommon(reader, options, api, form);
-  ReadConstraint(body, reader, api.constraint);
+  ReadConstraint(body, reader, api);
   api.default_max_tokens = kDefaultCompletionTokens;
   api.add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
   form.echo = reader.Bool("echo").value_or(false);

@@ -39,7 +39,7 @@ class ConstraintReader {
   ConstraintReader(ObjectReader& body, const OrderedJson& ordered)
       : body_(body), ordered_(ordered) {}
 
-  std::optional<Constraint> Read() {
+  void Read(RequestParameters& parameters) {
     ResponseFormat();
     StructuredOutputs();
     Take(body_, ordered_, "guided_json", "guided_json", &ConstraintReader::Schema);
@@ -54,7 +54,9 @@ class ConstraintReader {
     if (grammar != nullptr && *grammar != "") {  // llama.cpp sends "" for none
       Take(body_, ordered_, "grammar", "grammar", &ConstraintReader::Grammar);
     }
-    return std::move(found_);
+    if (!found_) return;
+    parameters.constraint = *std::move(found_);
+    parameters.constraint_field = std::move(found_path_);
   }
 
  private:
@@ -185,7 +187,7 @@ class ConstraintReader {
 
 }  // namespace
 
-void ReadConstraint(std::string_view body, ObjectReader& reader, Constraint& constraint) {
+void ReadConstraint(std::string_view body, ObjectReader& reader, RequestParameters& parameters) {
   std::string_view first;
   for (const std::string_view name : Names()) {
     if (reader.Value(name) != nullptr && first.empty()) first = name;
@@ -193,7 +195,7 @@ void ReadConstraint(std::string_view body, ObjectReader& reader, Constraint& con
   if (first.empty() || !reader.ok()) return;
   const absl::StatusOr<OrderedJson> ordered = ParseOrderedMembers(body, Names());
   if (!ordered.ok()) return reader.FailField(first, std::string(ordered.status().message()));
-  if (auto found = ConstraintReader(reader, *ordered).Read()) constraint = *std::move(found);
+  ConstraintReader(reader, *ordered).Read(parameters);
 }
 
 }  // namespace flotilla::router

@@ -142,9 +142,9 @@ void UseBody(std::string_view text) {
   }
   reader.Int("max_tokens");
   CheckForeignFields(reader);
-  Constraint constraint;
-  ReadConstraint(text, reader, constraint);
-  if (reader.ok() && constraint) CheckText(constraint);
+  flotilla::RequestParameters read;
+  ReadConstraint(text, reader, read);
+  if (reader.ok() && read.constraint) CheckText(read.constraint);
   std::vector<std::string> ignored;
   const bool permissive = text.size() % 2 == 0;
   reader.Finish(permissive, &ignored).IgnoreError();

@@ -264,7 +264,7 @@ TEST(ChatPrompt, AFormLeavesRoomForCalls) {
   const Prompt prompt(testing::kHermesTemplate);
   const Constraint form{Constraint::Kind::kRegex, "a"};
   const auto made = [&](const Conversation& chat) {
-    return (*prompt).FormOf(form, chat, *(*prompt).Render(chat));
+    return (*prompt).FormOf(form, "regex", chat, *(*prompt).Render(chat));
   };
   Conversation chat = WithTool();
   chat.tools.front().parameters = R"({"type":"object"})";
@@ -306,7 +306,7 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   const auto behind = [&](const std::string& start) {
     const auto [chat, end] = rendered(start);
     EXPECT_TRUE((*prompt).MayThink(chat, end)) << start;
-    return (*prompt).FormOf(form, chat, end)->text;
+    return (*prompt).FormOf(form, "regex", chat, end)->text;
   };
   EXPECT_NE(behind("").find("optional"), std::string::npos);
   EXPECT_EQ(behind("open").find("optional"), std::string::npos);
@@ -316,10 +316,13 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   std::tie(chat, end) = rendered("");
   chat.split_reasoning = false;
   EXPECT_FALSE((*prompt).MayThink(chat, end));
-  EXPECT_EQ((*prompt).FormOf(form, chat, end)->text, form.text);
+  EXPECT_EQ((*prompt).FormOf(form, "regex", chat, end)->text, form.text);
   chat.split_reasoning = true;
   const Constraint large{Constraint::Kind::kRegex, std::string(Constraint::kMaxBytes - 9, 'a')};
-  EXPECT_EQ(ErrorField((*prompt).FormOf(large, chat, end).status()), "response_format");
+  const absl::Status refused =
+      (*prompt).FormOf(large, "structured_outputs.regex", chat, end).status();
+  EXPECT_EQ(ErrorField(refused), "structured_outputs.regex");
+  EXPECT_EQ(refused.message().find("structured_outputs.regex: the form of the answer"), 0u);
   // No limit ends with several tokens.
   EXPECT_EQ(ErrorField((*prompt).LimitOf(5, end).status()), "thinking_token_budget");
   // Markers that are control tokens are named.
@@ -328,7 +331,7 @@ TEST(ChatPrompt, AFormLeavesRoomForThoughts) {
   ASSERT_TRUE((*control).MayThink(chat, end));
   const TokenId id = TestTokenizer().Encode("</think>", {.parse_special = true})->at(0);
   const std::string named = R"("end":{"type":"token","token":)" + std::to_string(id) + "}";
-  const Constraint behind_control = *(*control).FormOf(form, chat, end);
+  const Constraint behind_control = *(*control).FormOf(form, "regex", chat, end);
   EXPECT_NE(behind_control.text.find(named), std::string::npos) << behind_control.text;
   EXPECT_EQ(behind_control.text.find("think>"), std::string::npos) << behind_control.text;
   EXPECT_EQ((*control).LimitOf(5, end)->begin.size(), 1u);

@@ -259,6 +259,14 @@ TEST_F(ToolsTest, RefusalsNameTheField) {
   error = Ask(kTools + required + R"(,"response_format":{"type":"json_object"})").json()["error"];
   EXPECT_EQ(error["param"], "tool_choice");
   EXPECT_EQ(error["code"], "unsupported_field");
+  // With the calls that may come in its place the form is too large.
+  const std::string large =
+      R"("root ::= \")" + std::string(Constraint::kMaxBytes - 100, 'a') + R"(\"")";
+  error = Ask(std::string(kTools) + R"(,"guided_grammar":)" + large).json()["error"];
+  EXPECT_EQ(error["param"], "guided_grammar") << error;
+  error = Ask(std::string(kTools) + R"(,"structured_outputs":{"grammar":)" + large + "}")
+              .json()["error"];
+  EXPECT_EQ(error["param"], "structured_outputs.grammar") << error;
 }
 
 TEST_F(ToolsTest, AFormIsTheAnswerOrThereAreCalls) {

@@ -11,13 +11,11 @@
 namespace flotilla::router {
 namespace {
 
-absl::StatusOr<Constraint> Read(const std::string& outputs) {
+absl::StatusOr<ApiRequest> Read(const std::string& outputs) {
   v1::GenerateRequest request;
   const std::string text = "text: 'x' structured_outputs { " + outputs + " }";
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &request)) << text;
-  const auto api = FromProto(request);
-  if (!api.ok()) return api.status();
-  return api->constraint;
+  return FromProto(request);
 }
 
 TEST(GrpcStructuredOutputs, EachFieldIsAConstraint) {
@@ -34,7 +32,9 @@ TEST(GrpcStructuredOutputs, EachFieldIsAConstraint) {
   for (const auto& [outputs, constraint] : cases) {
     const auto read = Read(outputs);
     ASSERT_TRUE(read.ok()) << outputs << read.status();
-    EXPECT_EQ(*read, constraint) << outputs;
+    EXPECT_EQ(read->constraint, constraint) << outputs;
+    const std::string name = outputs.substr(0, outputs.find_first_of(" :"));
+    EXPECT_EQ(read->constraint_field, "structured_outputs." + name);
   }
 }
 
