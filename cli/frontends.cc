@@ -169,9 +169,10 @@ class FrontendsImpl final : public Frontends {
 
   // Requests begin only within the limits of their key's owner, once the gate is open.
   router::ServiceOptions WithLimits(router::ServiceOptions options) {
-    options.permit = [this](const std::string& name) -> absl::StatusOr<std::shared_ptr<void>> {
+    options.permit = [this](const std::string& name,
+                            std::uint32_t prompts) -> absl::StatusOr<std::shared_ptr<void>> {
       if (gate_ == nullptr) return std::shared_ptr<void>();
-      return gate_->Begin(name);
+      return gate_->Begin(name, prompts);
     };
     options.on_over = [this,
                        log = std::move(options.on_over)](const router::RequestRecord& record) {

@@ -34,6 +34,8 @@ struct ApiRequest : RequestParameters {
   // Used, clipped to the context, when max_tokens is absent. If both are absent, the
   // limit is the rest of the context.
   std::optional<std::uint32_t> default_max_tokens;
+  // The prompts of the client's request, each of which is one of these requests.
+  std::uint32_t prompts = 1;
   // The client wants each token as soon as it is computed. A frontend that sends the answer
   // as a whole leaves it false.
   bool stream = false;

@@ -29,8 +29,9 @@ absl::StatusOr<KeyOwner> KeyGate::Admit(std::string_view authorization) {
   return refused;
 }
 
-absl::StatusOr<std::shared_ptr<void>> KeyGate::Begin(const std::string& name) {
-  return limits_.Begin(name, keys_->Get()->LimitsOf(name), clock_->NowNs());
+absl::StatusOr<std::shared_ptr<void>> KeyGate::Begin(const std::string& name,
+                                                     std::uint32_t prompts) {
+  return limits_.Begin(name, prompts, keys_->Get()->LimitsOf(name), clock_->NowNs());
 }
 
 void KeyGate::Use(const std::string& name, std::int64_t tokens) {

@@ -31,7 +31,7 @@ class KeyGate {
   absl::StatusOr<KeyOwner> Admit(std::string_view authorization);
 
   // As KeyLimits, with the limits that the file gives the name now.
-  absl::StatusOr<std::shared_ptr<void>> Begin(const std::string& name);
+  absl::StatusOr<std::shared_ptr<void>> Begin(const std::string& name, std::uint32_t prompts);
   void Use(const std::string& name, std::int64_t tokens);
 
  private:

@@ -31,8 +31,15 @@ std::shared_ptr<KeyLimits::Owner> KeyLimits::OwnerOf(const std::string& name) {
 }
 
 absl::StatusOr<std::shared_ptr<void>> KeyLimits::Begin(const std::string& name,
+                                                       std::uint32_t prompts,
                                                        const OwnerLimits& limits,
                                                        std::int64_t now_ns) {
+  if (limits.max_concurrent > 0 && prompts > limits.max_concurrent) {
+    return InvalidField(
+        "prompt",
+        absl::StrCat("prompt: ", prompts, " prompts run at once, and the limit of '", name,
+                     "' is max-concurrent=", limits.max_concurrent, "; send fewer in a request"));
+  }
   std::shared_ptr<Owner> owner = OwnerOf(name);
   absl::MutexLock lock(&owner->mu);
   if (limits.max_concurrent > 0 && owner->running >= limits.max_concurrent) {

@@ -21,10 +21,11 @@ namespace flotilla::router {
 class KeyLimits {
  public:
   // Counts one more running request of `name` until the result is destroyed, also after this
-  // object. RESOURCE_EXHAUSTED with kRateLimitExceeded and a retry hint names the limit that is
-  // reached.
-  absl::StatusOr<std::shared_ptr<void>> Begin(const std::string& name, const OwnerLimits& limits,
-                                              std::int64_t now_ns);
+  // object. It is one of `prompts` that the client sent together. RESOURCE_EXHAUSTED with
+  // kRateLimitExceeded and a retry hint names the limit that is reached. INVALID_ARGUMENT about
+  // prompt: so many prompts may never run at once.
+  absl::StatusOr<std::shared_ptr<void>> Begin(const std::string& name, std::uint32_t prompts,
+                                              const OwnerLimits& limits, std::int64_t now_ns);
   // Takes the tokens that a request of `name` has used.
   void Use(const std::string& name, std::int64_t tokens, const OwnerLimits& limits,
            std::int64_t now_ns);

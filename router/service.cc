@@ -327,7 +327,7 @@ absl::StatusOr<std::unique_ptr<Generation>> ServiceImpl::Start(GenerateRequest r
   const Model& model = *known->model;
   const ModelLimits& limits = known->info.limits;
   absl::StatusOr<std::shared_ptr<void>> permit = std::shared_ptr<void>();
-  if (options_.permit && !api.background) permit = options_.permit(api.tenant);
+  if (options_.permit && !api.background) permit = options_.permit(api.tenant, api.prompts);
   if (!permit.ok()) {
     model.served.metrics->OnRefused(permit.status());
     return permit.status();

@@ -223,9 +223,12 @@ struct ServiceOptions {
   bool model_sampling = false;
   // How often a request is submitted in all, if engines give it back.
   std::uint32_t max_attempts = 8;
-  // Called by Start with the tenant, unless it is a line of a batch. Its error is that of Start;
-  // else the generation keeps what it returns. May be empty. Any thread.
-  std::function<absl::StatusOr<std::shared_ptr<void>>(const std::string& tenant)> permit;
+  // Called by Start with the tenant and with how many prompts its client sent together, unless it
+  // is a line of a batch. Its error is that of Start; else the generation keeps what it returns.
+  // May be empty. Any thread.
+  std::function<absl::StatusOr<std::shared_ptr<void>>(const std::string& tenant,
+                                                      std::uint32_t prompts)>
+      permit;
   // Called when a request that was started is over, on its I/O loop's thread. Must not
   // block. May be empty.
   std::function<void(const RequestRecord&)> on_over;

@@ -163,7 +163,7 @@ absl::StatusOr<JsonDocument> ParseBody(std::string_view body, const ParseOptions
 
 // Makes one ApiRequest per prompt from text, token ids, or a list of either. The fields that they
 // share are copied for each, so none is made from a body that is refused already.
-void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOptions& options,
+void ReadPrompts(ObjectReader& reader, ApiRequest& base, const ParseOptions& options,
                  std::vector<ApiRequest>& prompts) {
   const Json* value = reader.Value("prompt");
   if (!reader.ok()) return;
@@ -181,6 +181,7 @@ void ReadPrompts(ObjectReader& reader, const ApiRequest& base, const ParseOption
     return reader.FailField("prompt", Cat("has ", value->size(), " prompts; at most ",
                                           options.max_prompts, " are allowed"));
   }
+  base.prompts = static_cast<std::uint32_t>(value->size());
   for (const Json& prompt : *value) {
     if (!reader.ok()) return;
     if (prompt.is_string()) {

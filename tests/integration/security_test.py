@@ -529,6 +529,14 @@ def test_a_limit_of_running_requests_is_named_and_an_admin_ends_one(limited, pb)
     assert limited.metric("flotilla_router_rejected_total", reason="rate_limit") >= 2
 
 
+def test_more_prompts_than_may_ever_run_at_once_are_not_told_to_try_again(limited):
+    refused = limited.http.post("/v1/completions", headers=bearer(OTHER_KEY), json={
+        "model": MODEL, "prompt": ["hi", "ho"], "max_tokens": 1})
+    assert refused.status_code == 400 and "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert error["param"] == "prompt" and "max-concurrent=1" in error["message"]
+
+
 def test_tokens_of_a_minute_are_used_up(limited):
     ask = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 30, "ignore_eos": True}
     first = limited.http.post("/v1/completions", headers=bearer(BOBS_KEY), json=ask)

@@ -62,34 +62,49 @@ TEST(TokenBucketTest, ExtremesDoNotOverflow) {
 TEST(KeyLimitsTest, RequestsOfANameThatRunAtOnceAreCounted) {
   const OwnerLimits two{.max_concurrent = 2};
   auto limits = std::make_unique<KeyLimits>();
-  auto first = limits->Begin("alice", two, 0), second = limits->Begin("alice", two, 0);
+  auto first = limits->Begin("alice", 1, two, 0), second = limits->Begin("alice", 1, two, 0);
   ASSERT_TRUE(first.ok() && second.ok());
-  const absl::Status third = limits->Begin("alice", two, 0).status();
+  const absl::Status third = limits->Begin("alice", 1, two, 0).status();
   EXPECT_EQ(third.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(third.message(),
             "the limit max-concurrent=2 of 'alice' is reached: try again when a running request "
             "has ended");
   EXPECT_EQ(ErrorCode(third), kRateLimitExceeded);
   EXPECT_EQ(RetryAfterMs(third), 1000);
-  EXPECT_TRUE(limits->Begin("bob", two, 0).ok());
-  EXPECT_TRUE(limits->Begin("alice", {}, 0).ok());  // the limit has just been taken away
+  EXPECT_TRUE(limits->Begin("bob", 1, two, 0).ok());
+  EXPECT_TRUE(limits->Begin("alice", 1, {}, 0).ok());  // the limit has just been taken away
   first->reset();
-  EXPECT_TRUE(limits->Begin("alice", two, 0).ok());
+  EXPECT_TRUE(limits->Begin("alice", 1, two, 0).ok());
   limits.reset();  // a permit may be the last to go
+}
+
+// A later try would not succeed either.
+TEST(KeyLimitsTest, MorePromptsThanMayEverRunAtOnceAreRefusedForGood) {
+  const OwnerLimits two{.max_concurrent = 2};
+  KeyLimits limits;
+  const auto running = limits.Begin("alice", 2, two, 0);
+  ASSERT_TRUE(running.ok());
+  const absl::Status refused = limits.Begin("alice", 3, two, 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ErrorField(refused), "prompt");
+  EXPECT_EQ(refused.message(),
+            "prompt: 3 prompts run at once, and the limit of 'alice' is max-concurrent=2; send "
+            "fewer in a request");
+  EXPECT_TRUE(limits.Begin("alice", 3, {}, 0).ok());
 }
 
 TEST(KeyLimitsTest, TokensAreTakenAfterwardsAndComeBack) {
   const OwnerLimits limit{.tokens_per_minute = 60};
   KeyLimits limits;
-  EXPECT_TRUE(limits.Begin("alice", limit, 0).ok());
+  EXPECT_TRUE(limits.Begin("alice", 1, limit, 0).ok());
   limits.Use("alice", 90, limit, 0);
-  const absl::Status refused = limits.Begin("alice", limit, 0).status();
+  const absl::Status refused = limits.Begin("alice", 1, limit, 0).status();
   EXPECT_EQ(refused.message(),
             "the limit tokens-per-minute=60 of 'alice' is reached: the tokens of this minute are "
             "used up");
   EXPECT_EQ(RetryAfterMs(refused), 30'001);
-  EXPECT_TRUE(limits.Begin("bob", limit, 0).ok());
-  EXPECT_TRUE(limits.Begin("alice", limit, 31 * kSecondNs).ok());
+  EXPECT_TRUE(limits.Begin("bob", 1, limit, 0).ok());
+  EXPECT_TRUE(limits.Begin("alice", 1, limit, 31 * kSecondNs).ok());
 }
 
 }  // namespace
