@@ -67,6 +67,7 @@ std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constra
     entry->done_ = true;
     return entry;
   }
+  DropUnwanted();
   const auto of_tenant = static_cast<std::size_t>(std::ranges::count_if(
       queue_, [&](const auto& one) { return WaitsFor(constraint.tenant, *one); }));
   const std::size_t free = options_.queue - std::min(options_.queue, queue_.size());
@@ -117,6 +118,7 @@ void GrammarCompiler::Loop() {
       if (stops_) return;
       entry = TakeNext();
     }
+    if (entry == nullptr) continue;
     Finish(entry, Compile(*entry));
     on_done_();
   }
@@ -139,7 +141,23 @@ void GrammarCompiler::Join(Entry& entry, std::uint32_t tenant, std::int64_t now_
   entry.since_ns_ = now_ns;
 }
 
+void GrammarCompiler::DropUnwanted() {
+  // That of entries_ and that of the queue. Only Get gives others, under the mutex.
+  constexpr int kOwnHolders = 2;
+  for (auto at = queue_.begin(); at != queue_.end();) {
+    if (at->use_count() > kOwnHolders) {
+      ++at;
+      continue;
+    }
+    const Constraint& constraint = (*at)->constraint;
+    Remove(by_key_.find(Key(constraint.kind, constraint.text))->second);
+    at = queue_.erase(at);
+  }
+}
+
 std::shared_ptr<GrammarCompiler::Entry> GrammarCompiler::TakeNext() {
+  DropUnwanted();
+  if (queue_.empty()) return nullptr;
   const auto next =
       std::ranges::min_element(queue_, {}, [](const auto& entry) { return entry->turn_; });
   std::shared_ptr<Entry> entry = std::move(*next);

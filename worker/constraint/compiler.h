@@ -82,6 +82,7 @@ class GrammarCompiler {
 
   // The entry of a constraint, which is put into the queue if it is new. An entry without a place
   // in the queue is refused with RESOURCE_EXHAUSTED, and later ones of the same constraint are not.
+  // One that is not held any more before its turn leaves the queue, and is not compiled.
   std::shared_ptr<const Entry> Get(const Constraint& constraint) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether the entry has its result, which does not change any more.
@@ -115,7 +116,10 @@ class GrammarCompiler {
   // The turn of a tenant's next constraint: one after its last one, and after the turn that it is
   // now (start-time fair queueing, Goyal et al. 1996).
   std::uint64_t NextTurn(std::uint32_t tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The next constraint to compile, which leaves the queue: the first one of the lowest turn.
+  // Entries that nobody waits for any more leave the queue, and are forgotten.
+  void DropUnwanted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next constraint to compile, which leaves the queue: the first one of the lowest turn. Null:
+  // nobody waits for any.
   std::shared_ptr<Entry> TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const Entry& entry);
   void Finish(const std::shared_ptr<Entry>& entry,

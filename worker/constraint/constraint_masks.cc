@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace flotilla::worker {
+namespace {
+
+// A sequence that waits for its grammar asks for it in each round. One that has not asked in so
+// many is gone, or asks anew.
+constexpr std::uint64_t kWaitingRounds = 16;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ConstraintMasks>> ConstraintMasks::Create(
     ConstraintMasksOptions options) {
@@ -57,11 +64,12 @@ bool ConstraintMasks::Prepare(SequenceHandle sequence, const Constraint& constra
 
 std::shared_ptr<StepMasks> ConstraintMasks::Begin(absl::Span<const MaskItem> items,
                                                   bool only_these) {
-  if (++step_ % 256 == 0) {
-    absl::erase_if(known_, [&](const auto& entry) {
-      return entry.second.step + options_.matchers.idle_steps < step_;
-    });
-  }
+  ++step_;
+  absl::erase_if(known_, [&](const auto& one) {
+    const std::uint64_t idle = step_ - one.second.step;
+    return idle > options_.matchers.idle_steps || (idle > kWaitingRounds * options_.steps_per_row &&
+                                                   !compiler_->IsDone(*one.second.entry));
+  });
   const std::size_t words = vocabulary_->mask_words();
   std::vector<StepMasks::Item> held;
   std::vector<StepMasks::Progress> progress;

@@ -224,6 +224,27 @@ TEST_F(CompilerTest, HasABoundedQueue) {
   compiler_.reset();  // does not wait for them
 }
 
+TEST_F(CompilerTest, WhatNobodyWaitsForAnyMoreIsNotCompiled) {
+  CompilerOptions options = SmallCompiler(FLOTILLA_PROGRAM);
+  options.queue = 4;
+  Start(options);
+  const auto first = compiler_->Get(SlowConstraint(0));
+  std::vector<std::shared_ptr<const GrammarCompiler::Entry>> gone;
+  for (int i = 1; i < 5; ++i) gone.push_back(compiler_->Get(SlowConstraint(i)));
+  EXPECT_TRUE(compiler_->IsDone(*gone.back()));  // there is no place for it
+  gone.clear();
+  const auto last = compiler_->Get(Regex("a+"));
+  EXPECT_FALSE(compiler_->IsDone(*last));  // the places of the others are free
+  Await(*last);
+  EXPECT_TRUE(compiler_->IsDone(*first));
+  AwaitThat([&] {
+    absl::MutexLock lock(&mu_);
+    return done_ >= 2;
+  });
+  absl::MutexLock lock(&mu_);
+  EXPECT_EQ(done_, 2);
+}
+
 // A tenant with many grammars, each of which takes all the time that it may, makes others wait for
 // one of them.
 TEST_F(CompilerTest, TenantsTakeTurns) {

@@ -179,6 +179,36 @@ TEST_F(ConstraintMasksTest, IsLateWhileAGrammarIsCompiled) {
             absl::ResourceExhaustedError("The grammar is refused: it was not compiled within 1m"));
 }
 
+TEST_F(ConstraintMasksTest, GrammarsOfSequencesThatAreGoneLeaveTheQueue) {
+  ConstraintMasksOptions options;
+  options.compiler = SmallCompiler(FLOTILLA_PROGRAM);
+  options.compiler.limits.cpu_us = 60'000'000;
+  options.compiler.limits.memory_bytes = 1u << 30;
+  options.compiler.queue = 4;
+  Start(options);
+  std::vector<Constraint> slow;
+  for (int i = 0; i < 6; ++i) slow.push_back(SlowConstraint(i));
+  std::vector<MaskItem> all;
+  for (std::uint32_t i = 0; i < 5; ++i) all.push_back(Item(i, slow[i], ""));
+  // The first one is being compiled, three others fill the queue, and one has no place.
+  AwaitThat([&] {
+    const auto step = masks_->Begin(all);
+    int refused = 0;
+    for (std::size_t i = 0; i < 5; ++i) {
+      refused += step->Wait(i, 0, kLong).state == State::kRefused ? 1 : 0;
+    }
+    return refused == 1;
+  });
+  for (int step = 0; step < 20; ++step) masks_->Begin({Item(0, slow[0], "")});
+  // The thread may still look at the first step, for a moment.
+  State state = State::kRefused;
+  for (int tries = 0; tries < 50 && state == State::kRefused; ++tries) {
+    const auto step = masks_->Begin({Item(0, slow[0], ""), Item(5, slow[5], "")});
+    state = step->Wait(1, 0, kLong).state;
+  }
+  EXPECT_EQ(state, State::kLate);
+}
+
 TEST_F(ConstraintMasksTest, AGrammarMayBePrepared) {
   Start();
   masks_->Prepare(SequenceHandle(0), ab_, 0);
