@@ -35,6 +35,7 @@ struct SkippedTensors {
   std::string prefix;  // of their names, or what they are
   uint64_t count = 0;
   uint64_t bytes = 0;
+  bool are_a_part = true;  // of the model, for other input than text
 };
 
 // Whose names the tensors have. It also says how the pairs of a head that RoPE turns are ordered.

@@ -152,7 +152,7 @@ class Quantizer {
       return InvalidArgument(job_.from, " is no Hugging Face folder. --type makes a GGUF file of ",
                              "a GGUF file");
     }
-    if (!file_->skipped_tensors().empty()) {
+    if (std::ranges::any_of(file_->skipped_tensors(), &model::SkippedTensors::are_a_part)) {
       return Unimplemented("models with parts for other input than text cannot be quantised yet");
     }
     const auto matrices = model::QuantizableMatrices(*file_, spec_);
@@ -171,8 +171,13 @@ class Quantizer {
       for (const model::Tensor& tensor : file_->tensors()) {
         const std::string name(tensor.name);
         if (!all.contains(name) || of_layer_.contains(name)) continue;
+        if (wanted.contains(name) && tensor.rank != 2) {
+          return Unimplemented(name,
+                               " has the matrices of all experts, and only a worker's "
+                               "--quantize takes these yet");
+        }
         of_layer_[name] = layer;
-        (wanted.contains(name) && tensor.rank == 2 ? quantized_ : kept_)[layer].push_back(name);
+        (wanted.contains(name) ? quantized_ : kept_)[layer].push_back(name);
       }
     }
     absl::Status status = SetGroup();

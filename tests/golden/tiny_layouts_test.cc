@@ -23,6 +23,7 @@
 #include "tests/support/deferred_backend.h"
 #include "tests/support/engine_runner.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/fused_folder.h"
 #include "tests/support/hf_folder.h"
 #include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
@@ -581,6 +582,19 @@ TEST(TinyLayouts, MatricesMayBeQuantizedAtLoad) {
     ASSERT_TRUE(file.ok()) << file.status();
     ExpectTheSameBits(*std::move(file), Requests(tiny.ids));
   }
+}
+
+// Experts whose gate and up are one tensor, quantised at load.
+TEST(TinyLayouts, ExpertsMayBeOneTensor) {
+  const TinyCase tiny = ReadTinyCase("tiny/mixtral");
+  const ScratchDirectory folder;
+  WriteFusedFolder("tests/data/tiny/mixtral", folder.path());
+  auto file = model::OpenCheckpoint(folder.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  auto quantised = model::QuantizeAtLoad(*std::move(file), model::LoadQuantization::kInt8);
+  ASSERT_TRUE(quantised.ok()) << quantised.status();
+  ExpectTheSameBits(*std::move(quantised), Requests(tiny.ids), tiny.served, std::nullopt, Ways,
+                    {worker::Recipe::kAccurate});
 }
 
 // Each type of GGUF files, in a dense model and in one with experts, of three splits.

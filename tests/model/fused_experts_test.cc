@@ -1,22 +1,18 @@
 // Experts whose gate and up are one tensor of a layer have the weights of the same files with a
 // tensor for each.
 #include <cstdint>
-#include <filesystem>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "model/checkpoint.h"
 #include "model/load_spec.h"
 #include "model/tensor_table.h"
+#include "tests/support/fused_folder.h"
 #include "tests/support/gguf_twin.h"
-#include "tests/support/hf_folder.h"
 #include "tests/support/scratch_directory.h"
 
 namespace flotilla::model {
@@ -50,54 +46,12 @@ std::vector<float> ExpertWeights(const Checkpoint& file) {
   return all;
 }
 
-// Writes the model of the folder `from` with two tensors for all experts of a layer, as
-// transformers 5 has them in memory. Outputs are along the rows, or with `turned` inputs.
-void WriteFusedFolder(const std::string& from, const std::string& folder, bool turned = false) {
-  std::filesystem::copy(from + "/config.json", folder);
-  const auto file = OpenCheckpoint(from);
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto spec = LoadSpec(**file);
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  std::vector<testing::HfTensor> tensors;
-  std::set<std::string_view> fused;
-  for (uint32_t layer = 0; layer < spec->layers.size(); ++layer) {
-    const auto& moe = spec->layers[layer].moe;
-    if (!moe.has_value()) continue;
-    const std::string stem = absl::StrCat("model.layers.", layer, ".mlp.experts.");
-    const uint64_t both = 2 * moe->expert.width;
-    testing::HfTensor gate_up{
-        stem + "gate_up_proj", "BF16", {moe->experts, both, spec->hidden}, {}};
-    testing::HfTensor down{
-        stem + "down_proj", "BF16", {moe->experts, spec->hidden, moe->expert.width}, {}};
-    if (turned) std::swap(gate_up.shape[1], gate_up.shape[2]);
-    for (uint32_t expert = 0; expert < moe->experts; ++expert) {
-      for (const TensorRole role :
-           {TensorRole::kExpertGate, TensorRole::kExpertUp, TensorRole::kExpertDown}) {
-        const auto weight = FindWeight(**file, *spec, *FindRow(*spec, role), layer, expert);
-        ASSERT_TRUE(weight.ok()) << weight.status();
-        std::string& data = role == TensorRole::kExpertDown ? down.data : gate_up.data;
-        data.append(reinterpret_cast<const char*>(weight->data.data()), weight->data.size());
-        fused.insert(weight->name);
-      }
-    }
-    tensors.push_back(std::move(gate_up));
-    tensors.push_back(std::move(down));
-  }
-  for (const Tensor& tensor : (*file)->tensors()) {
-    if (fused.contains(tensor.name)) continue;
-    tensors.push_back(testing::CopyOf(tensor));
-    tensors.back().name =
-        absl::StrReplaceAll(std::string(tensor.name), {{"block_sparse_moe", "mlp"}});
-  }
-  testing::WriteFile(folder + "/model.safetensors", testing::Safetensors(tensors));
-}
-
 TEST(FusedExpertsTest, FoldersHaveTheWeightsOfATensorForEach) {
   for (const char* name : {"mixtral", "qwen3_moe", "deepseek_v3_mla"}) {
     SCOPED_TRACE(name);
     const std::string from = absl::StrCat("tests/data/tiny/", name);
     const testing::ScratchDirectory scratch;
-    WriteFusedFolder(from, scratch.path());
+    testing::WriteFusedFolder(from, scratch.path());
     const auto each = OpenCheckpoint(from), fused = OpenCheckpoint(scratch.path());
     ASSERT_TRUE(each.ok() && fused.ok()) << fused.status();
     const std::vector<float> weights = ExpertWeights(**each);
@@ -109,7 +63,7 @@ TEST(FusedExpertsTest, FoldersHaveTheWeightsOfATensorForEach) {
 // Llama 4 and the experts of some models of images have the other axes.
 TEST(FusedExpertsTest, OtherAxesAreRefusedByName) {
   const testing::ScratchDirectory scratch;
-  WriteFusedFolder("tests/data/tiny/mixtral", scratch.path(), /*turned=*/true);
+  testing::WriteFusedFolder("tests/data/tiny/mixtral", scratch.path(), /*turned=*/true);
   const auto file = OpenCheckpoint(scratch.path());
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_THAT(LoadSpec(**file).status().message(),

@@ -16,6 +16,7 @@
 #include "common/rt/clock.h"
 #include "model/load_spec.h"
 #include "model/tensor.h"
+#include "tests/support/fused_folder.h"
 #include "tests/support/random.h"
 #include "tests/support/scratch_directory.h"
 
@@ -270,6 +271,11 @@ TEST_F(QuantizeModelTest, WhatCannotBeDoneIsRefusedByName) {
   job.from = "tests/data/tiny/mixtral";
   EXPECT_THAT(error(job), HasSubstr("models with experts or a latent"));
   job.settings.method = Method::kRtn;
+  QuantizeJob fused = Job("fused", job.settings);
+  const testing::ScratchDirectory folder;
+  testing::WriteFusedFolder(job.from, folder.path());
+  fused.from = folder.path();
+  EXPECT_THAT(error(fused), HasSubstr("mlp.experts.gate_up_proj has the matrices of all experts"));
   EXPECT_EQ(error(job), "");
   EXPECT_THAT(error(job), HasSubstr("has a model"));
   QuantizeJob twice = Job("twice", job.settings);

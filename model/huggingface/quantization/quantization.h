@@ -23,7 +23,8 @@ struct FolderTensors {
   std::vector<Tensor> tensors;
   std::deque<std::string> names;
   std::vector<std::unique_ptr<const CompositeTensor>> composites;
-  SkippedTensors kv_scales{.prefix = "scales of K and V"};  // which --kv-type fp8 does not use
+  // Which --kv-type fp8 does not use.
+  SkippedTensors kv_scales{.prefix = "scales of K and V", .are_a_part = false};
 };
 
 struct QuantizationMethod {
