@@ -50,6 +50,7 @@ GrammarCompiler::~GrammarCompiler() {
 std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constraint& constraint) {
   const std::int64_t now_ns = clock_.NowNs();
   absl::MutexLock lock(&mu_);
+  DropUnwanted();
   if (const auto found = by_key_.find(Key(constraint.kind, constraint.text));
       found != by_key_.end()) {
     const Entries::iterator at = found->second;
@@ -67,7 +68,6 @@ std::shared_ptr<const GrammarCompiler::Entry> GrammarCompiler::Get(const Constra
     entry->done_ = true;
     return entry;
   }
-  DropUnwanted();
   const auto of_tenant = static_cast<std::size_t>(std::ranges::count_if(
       queue_, [&](const auto& one) { return WaitsFor(constraint.tenant, *one); }));
   const std::size_t free = options_.queue - std::min(options_.queue, queue_.size());
@@ -149,9 +149,14 @@ void GrammarCompiler::DropUnwanted() {
       ++at;
       continue;
     }
-    const Constraint& constraint = (*at)->constraint;
-    Remove(by_key_.find(Key(constraint.kind, constraint.text))->second);
+    const std::shared_ptr<Entry> dropped = std::move(*at);
     at = queue_.erase(at);
+    Remove(by_key_.find(Key(dropped->constraint.kind, dropped->constraint.text))->second);
+    // What was not compiled has taken no turn of those who have nothing else here.
+    for (const std::uint32_t tenant : dropped->tenants_) {
+      const auto waits = [&](const auto& one) { return WaitsFor(tenant, *one); };
+      if (std::ranges::none_of(queue_, waits)) last_turns_.erase(tenant);
+    }
   }
 }
 
