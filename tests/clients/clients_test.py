@@ -16,6 +16,7 @@ import subprocess
 import pytest
 
 from flotilla_server import MODEL, SANITIZED, Server
+from tool_model import server_of_tools
 
 HERE = pathlib.Path(__file__).parent
 CLIENTS = os.environ.get("FLOTILLA_CLIENTS")
@@ -110,7 +111,12 @@ def test_aiperf(server, home, tmp_path):
     assert "flotilla_router_requests" in metrics.read_text()
 
 
-def test_langchain(server, home, tmp_path):
+def test_langchain(home, tmp_path):
+    with server_of_tools(tmp_path) as server:
+        check_langchain(server, home, tmp_path)
+
+
+def check_langchain(server, home, tmp_path):
     result = json.loads(run(["python", HERE / "langchain_use.py", f"{server.url}/v1", MODEL],
                           home, tmp_path))
     assert result["stream"] == result["invoke"] and result["chunks"] > 3
