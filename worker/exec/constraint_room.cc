@@ -123,8 +123,9 @@ std::shared_ptr<RowMasks> ConstraintRoom::Begin(const Batch& batch,
     const BatchItem& item = batch.items[i];
     if (!item.sampling->constraint) continue;
     if (!item.is_constrained()) {
-      if (SamplesSoon(item))
+      if (SamplesSoon(item)) {
         masks->Prepare(item.sequence, item.sampling->constraint, item.output_index);
+      }
       continue;
     }
     if (wanted.size() == items.size() || items[wanted.size()] != i) {
