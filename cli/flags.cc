@@ -216,7 +216,8 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      kGroup},
     {"--kv-type", &RoleFlags::kv_type, "bf16|fp16|fp32|fp8|fp8_e5m2|int8|int4|int2", 0, 0, kCompute,
      "The type of stored keys and values. Those of 8 bits take about half of the memory of bf16, "
-     "int4 two sevenths and int2 a sixth. int8 is the most accurate of them. Where any layer has "
+     "int4 two sevenths and int2 a sixth. int8 is the most accurate of them. fp8 takes the scales "
+     "that a checkpoint has. Where any layer has "
      "int4 or int2, a KV block holds 64 tokens, else 16.",
      kGroup},
     {"--kv-value-type", &RoleFlags::kv_value_type,

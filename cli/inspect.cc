@@ -202,6 +202,15 @@ std::string KvSizes(const model::ModelSpec& spec) {
       absl::StrJoin(types, "; "), "\n");
 }
 
+// A line about the scales of K and V that the file has; empty if it has none.
+std::string KvScalesSummary(const model::ModelSpec& spec) {
+  const auto count = std::count_if(spec.kv_scales.begin(), spec.kv_scales.end(),
+                                   [](const auto& scales) { return scales != model::KvScales(); });
+  if (count == 0) return "";
+  return absl::StrFormat("scales of K and V in the file, for --kv-type fp8: of %d of %d layers\n",
+                         count, spec.layers.size());
+}
+
 // What recipe `fast` multiplies by activations of 8 bits; empty if there is nothing.
 std::string FastSummary(const model::Checkpoint& file) {
   using Kind = ActivationScheme::Kind;
@@ -231,7 +240,7 @@ std::string MemorySummary(const model::Checkpoint& file, const model::ModelSpec&
         experts.count, static_cast<double>(experts.memory_bytes) / 1e6);
   }
   return absl::StrFormat("matrices in memory: %.1f MB%s\n", packed / 1e6, unpacked) +
-         KvSizes(spec) + PoolThatFits(spec, packed, memory);
+         KvSizes(spec) + KvScalesSummary(spec) + PoolThatFits(spec, packed, memory);
 }
 
 // Says what the model is, or why flotilla cannot serve it.

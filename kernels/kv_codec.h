@@ -8,11 +8,11 @@
 //         (or V) of one head. Of int4 and int2, K has them of one element in the 64 tokens of a
 //         run, and V of each 64 elements of a token; both are made of the bf16 of the open run
 //   fp8   d v: d is the largest magnitude of a token's K (or V) of one head / 448, and v the
-//         nearest E4M3 (common/types/weight_panel.h)
+//         nearest E4M3 (common/types/weight_panel.h). Or d is given; then v is at most 448
 //
-// m and d are bf16: m is rounded down and d up, so no element is out of range. Where an element is
-// not finite, or a span or size is near the largest float (3e38, 1e38), the values with that scale
-// are no numbers, so that the request ends.
+// m and d are bf16: m is rounded down and d up, so no element is out of range but for a given d.
+// Where an element is not finite, or a span or size is near the largest float (3e38, 1e38), the
+// values with that scale are no numbers, so that the request ends.
 #pragma once
 
 #include <cmath>
@@ -52,8 +52,9 @@ inline uint8_t FloatToE5m2(float value) {
   return static_cast<uint8_t>(sign | ((rounded >> 21) - (112u << 2)));
 }
 
-// Of n elements that share a scale.
-inline KvScale KvScaleOf(KvType type, const float* x, int n) {
+// Of n elements that share a scale. The d of fp8 is `given`, rounded up; 0: it is made of the
+// elements.
+inline KvScale KvScaleOf(KvType type, const float* x, int n, float given = 0) {
   if (!HasScales(type)) return {};
   uint32_t largest = 0;  // the bits of |x| order like |x| itself, with NaN above infinity
   float low = x[0], high = x[0];
@@ -68,7 +69,7 @@ inline KvScale KvScaleOf(KvType type, const float* x, int n) {
   if (type == KvType::kFp8) {
     // Of sizes near the largest float, d v would not be finite.
     if (BitsFloat(largest) > 1e38f) return {.d = kKvNan, .m = kKvNan};
-    return {.d = Bf16Above(BitsFloat(largest) / 448)};
+    return {.d = Bf16Above(given > 0 ? given : BitsFloat(largest) / 448)};
   }
   const uint32_t bits = FloatBits(low + 0.0f);  // a zero without a sign
   const auto m = static_cast<uint16_t>((bits >> 31 != 0 ? bits + 0xFFFFu : bits) >> 16);

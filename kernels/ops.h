@@ -212,6 +212,9 @@ struct KvWriteArgs {
   const float* k = nullptr;  // [tokens, heads, dims.key] fp32, after RoPE
   const float* v = nullptr;  // [tokens, heads, dims.value] fp32; unused where V is a prefix of K
   int64_t token_stride = 0;  // floats from token to token, of k and of v
+  // The scales of what is kept in fp8, from 1e-30 to 1e30; 0: each token has its own.
+  float key_scale = 0;
+  float value_scale = 0;
 };
 
 // kv_seal: encodes a full open run into the cache: K and V, or the one that is kept by runs. As

@@ -38,6 +38,17 @@ struct SkippedTensors {
   bool are_a_part = true;  // of the model, for other input than text
 };
 
+// What the K and V of a layer are divided by before they are rounded to FP8, in a cache of FP8; 0:
+// the file does not say it.
+struct KvScales {
+  static constexpr float kLeast = 1e-30f, kLargest = 1e30f;
+
+  float key = 0;
+  float value = 0;
+
+  bool operator==(const KvScales&) const = default;
+};
+
 // Whose names the tensors have. It also says how the pairs of a head that RoPE turns are ordered.
 enum class Naming : uint8_t {
   kLlamaCpp,     // "blk.0.attn_q.weight"; pairs as llama.cpp's converter orders them
@@ -59,6 +70,8 @@ class Checkpoint {
   virtual std::span<const Tensor> tensors() const = 0;
   // Those of the file that are not among tensors().
   virtual std::span<const SkippedTensors> skipped_tensors() const { return {}; }
+  // By layer, each from KvScales::kLeast to kLargest; layers behind the last have none.
+  virtual std::span<const KvScales> kv_scales() const { return {}; }
   // Null if there is no tensor of that name.
   virtual const Tensor* FindTensor(std::string_view name) const = 0;
 

@@ -34,6 +34,23 @@ absl::Status ReadVocab(const Checkpoint& checkpoint, ConfigReader& in, ModelSpec
   return in.status();
 }
 
+absl::Status ReadKvScales(const Checkpoint& checkpoint, ModelSpec& spec) {
+  const std::span<const KvScales> scales = checkpoint.kv_scales();
+  for (size_t layer = spec.layers.size(); layer < scales.size(); ++layer) {
+    // All tensors of some layers behind the last are unused.
+    const std::string tensors = Cat("model.layers.", layer, ".");
+    const bool unused =
+        std::ranges::find(spec.unused_tensors, tensors) != spec.unused_tensors.end();
+    if (scales[layer] == KvScales() || unused) continue;
+    return InvalidArgument("there are scales of K and V for layer ", layer,
+                           ", but the model has only ", spec.layers.size(), " layers");
+  }
+  if (scales.empty()) return absl::OkStatus();
+  spec.kv_scales.assign(scales.begin(), scales.end());
+  spec.kv_scales.resize(spec.layers.size());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ModelSpec> Load(const Checkpoint& checkpoint, uint32_t served_context) {
   const Configuration& configuration = checkpoint.configuration();
   const auto name = configuration.architecture();
@@ -59,6 +76,7 @@ absl::StatusOr<ModelSpec> Load(const Checkpoint& checkpoint, uint32_t served_con
   absl::Status status = in.status();
   if (status.ok()) status = ReadVocab(checkpoint, in, spec);
   if (status.ok()) status = CheckTensors(checkpoint, spec);
+  if (status.ok()) status = ReadKvScales(checkpoint, spec);
   if (!status.ok()) return status;
   DealKvGroups(spec);
   return spec;

@@ -35,6 +35,7 @@ class OverlayCheckpoint : public Checkpoint {
   std::span<const SkippedTensors> skipped_tensors() const override {
     return file_->skipped_tensors();
   }
+  std::span<const KvScales> kv_scales() const override { return file_->kv_scales(); }
   const Tensor* FindTensor(std::string_view name) const override;
   uint64_t token_count() const override { return file_->token_count(); }
   absl::StatusOr<TokenizerBundle> ReadTokenizer() const override { return file_->ReadTokenizer(); }

@@ -14,6 +14,7 @@
 
 #include "common/types/activation.h"
 #include "common/types/expert_scores.h"
+#include "model/checkpoint.h"
 #include "model/tensor_table.h"
 
 namespace flotilla::model {
@@ -180,6 +181,9 @@ struct ModelSpec {
   std::vector<RopeSpec> ropes;
   std::vector<KvGroupSpec> kv_groups{{}};
   std::vector<LayerSpec> layers;  // at least one
+  // Of each layer, for a cache of FP8; empty: the file has none. Equal layers may have different
+  // ones.
+  std::vector<KvScales> kv_scales;
   NormSpec output_norm;
   float logit_factor = 1;
   float logit_softcap = 0;         // as AttentionSpec::softcap, after the factor
@@ -195,6 +199,10 @@ struct ModelSpec {
   const FfnSpec& ffn(FfnKind kind = FfnKind::kDense) const;
   // The mixture of the first layer that has one; null: none has.
   const MoeSpec* moe() const;
+
+  KvScales KvScalesOf(uint32_t layer) const {
+    return kv_scales.empty() ? KvScales() : kv_scales[layer];
+  }
 
   // Splits of the row-parallel products, which fix the order of their sums; of FFNs those of the
   // kind that has the fewest.

@@ -155,6 +155,9 @@ class Quantizer {
     if (std::ranges::any_of(file_->skipped_tensors(), &model::SkippedTensors::are_a_part)) {
       return Unimplemented("models with parts for other input than text cannot be quantised yet");
     }
+    if (!file_->kv_scales().empty()) {
+      return Unimplemented("the model has scales of K and V, which the result would not have");
+    }
     const auto matrices = model::QuantizableMatrices(*file_, spec_);
     if (matrices.empty()) {
       return InvalidArgument(

@@ -102,7 +102,7 @@ inline void WriteF32Keys(const float* k, int64_t stride, int count, int dim, int
 
 // KvScaleOf, by vectors. `n` is a multiple of 16.
 template <class S, KvType kType>
-FLOTILLA_INLINE KvScale ScaleOf(const float* x, int n) {
+FLOTILLA_INLINE KvScale ScaleOf(const float* x, int n, float given = 0) {
   auto largest = S::IZero();
   auto low = S::Load(x), high = low;
   for (int i = 0; i < n; i += 16) {
@@ -115,7 +115,7 @@ FLOTILLA_INLINE KvScale ScaleOf(const float* x, int n) {
   const auto most = static_cast<uint32_t>(S::IMaxLane(largest));
   if constexpr (kType == KvType::kFp8) {
     const float ends[2] = {BitsFloat(most), 0};
-    return KvScaleOf(kType, ends, 2);
+    return KvScaleOf(kType, ends, 2, given);
   } else {
     const float ends[3] = {BitsFloat(most), -S::MaxLane(S::Sub(S::Zero(), low)), S::MaxLane(high)};
     return most >= 0x7F800000u ? KvScale{kKvNan, kKvNan} : KvScaleOf(kType, ends + 1, 2);
@@ -186,10 +186,10 @@ FLOTILLA_INLINE void StoreScale(const KvScale& scale, int slot, std::byte* scale
   if constexpr (HasCodes(kType)) at[kKvRecordTokens] = scale.m;
 }
 
-// K of consecutive tokens of one block, from `slot` on.
+// K of consecutive tokens of one block, from `slot` on; `given` as in KvScaleOf.
 template <class S, KvType kType>
-void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, std::byte* keys,
-               std::byte* scales) {
+void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, float given,
+               std::byte* keys, std::byte* scales) {
   if constexpr (kType == KvType::kF32) {
     WriteF32Keys(k, stride, count, dim, slot, keys);
     return;
@@ -200,7 +200,7 @@ void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, std
     } else {
       using Element = std::conditional_t<KvElementBits(kType) == 8, uint8_t, uint16_t>;
       KvScale scale;
-      if constexpr (HasScales(kType)) scale = ScaleOf<S, kType>(k, dim);
+      if constexpr (HasScales(kType)) scale = ScaleOf<S, kType>(k, dim, given);
       StoreScale<kType>(scale, token, scales);
       for (int d = 0; d < dim; d += 16) {
         alignas(64) Element elements[16];
@@ -214,8 +214,8 @@ void WriteKeys(const float* k, int64_t stride, int count, int dim, int slot, std
 }
 
 template <class S, KvType kType>
-void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, std::byte* values,
-                 std::byte* scales) {
+void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, float given,
+                 std::byte* values, std::byte* scales) {
   for (int token = slot; token < slot + count; ++token, v += stride) {
     if constexpr (kType == KvType::kBf16) {
       WriteBf16Value<S>(v, dim, token, values);
@@ -224,7 +224,9 @@ void WriteValues(const float* v, int64_t stride, int count, int dim, int slot, s
       for (int begin = 0; begin < dim; begin += span) {
         const int end = begin + span < dim ? begin + span : dim;
         KvScale scale;
-        if constexpr (HasScales(kType)) scale = ScaleOf<S, kType>(v + begin, end - begin);
+        if constexpr (HasScales(kType)) {
+          scale = ScaleOf<S, kType>(v + begin, end - begin, given);
+        }
         StoreScale<kType>(scale, token, scales + begin / span * KvGroupScaleBytes(kType));
         for (int d = begin; d < end; d += 16) {
           StoreElements<S, kType>(S::Load(v + d), scale,
@@ -310,7 +312,7 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
       const float* k = args.k + token * args.token_stride + head * dims.key;
       std::byte* record = KvRecord(keys, key_bytes, head, position);
       VisitTokenType(keys.format.key, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
-        WriteKeys<S, kType>(k, args.token_stride, count, dims.key, slot, record,
+        WriteKeys<S, kType>(k, args.token_stride, count, dims.key, slot, args.key_scale, record,
                             record + KvKeyScaleOffset(keys.format, keys.dims));
       });
       const bool has_first = args.open.base != nullptr && position == 0;
@@ -319,7 +321,7 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
       const float* v = args.v + token * args.token_stride + head * dims.value;
       record = KvRecord(values, value_bytes, head, position);
       VisitTokenType(values.format.value, [&]<KvType kType>() FLOTILLA_INLINE_LAMBDA {
-        WriteValues<S, kType>(v, args.token_stride, count, dims.value, slot,
+        WriteValues<S, kType>(v, args.token_stride, count, dims.value, slot, args.value_scale,
                               record + KvValueOffset(values.format, values.dims),
                               record + KvValueScaleOffset(values.format, values.dims));
       });
@@ -361,7 +363,7 @@ void SealValues(const std::byte* from, int dim, std::byte* values, std::byte* sc
       const auto words = S::ILoad(from + (slot / 2 * dim + d) * 4);
       S::Store(token + d, slot % 2 == 0 ? EvenHalf<S>(words) : OddHalf<S>(words));
     }
-    WriteValues<S, kType>(token, 0, 1, dim, slot, values, scales);
+    WriteValues<S, kType>(token, 0, 1, dim, slot, /*given=*/0, values, scales);
   }
 }
 

@@ -45,12 +45,12 @@ struct Part {
     if (HasCodes(type)) std::memcpy(&scale.m, at + to_minimum(), sizeof scale.m);
     return KvDecode(type, elements, index(slot, d), scale);
   }
-  // All elements of the token, where it has scales of its own.
-  void Set(int slot, const float* x) const {
+  // All elements of the token, where it has scales of its own or `given` as in KvScaleOf.
+  void Set(int slot, const float* x, float given = 0) const {
     const int span = KvScaleSpan(type, dim);
     for (int begin = 0; begin < dim; begin += span) {
       const int end = begin + span < dim ? begin + span : dim;
-      const KvScale scale = KvScaleOf(type, x + begin, end - begin);
+      const KvScale scale = KvScaleOf(type, x + begin, end - begin, given);
       SetScale(slot, begin, scale);
       for (int d = begin; d < end; ++d) KvEncode(type, x[d], scale, index(slot, d), elements);
     }
@@ -235,7 +235,8 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
     const int slot = position % kKvRecordTokens;
     for (int head = 0; head < args.heads; ++head) {
       const float* const k = args.k + token * args.token_stride + head * dims.key;
-      KeysOf(HasRuns(format.key) ? args.open : args.cache, head, position).Set(slot, k);
+      KeysOf(HasRuns(format.key) ? args.open : args.cache, head, position)
+          .Set(slot, k, args.key_scale);
       if (HasRuns(format.key) && position == 0) {
         StoreFirst(k, dims.key, FirstKeyAt(args.open, head));
       }
@@ -245,7 +246,7 @@ void KvWrite(const KvWriteArgs& args, int token_begin, int token_end) {
         StoreFirst(v, dims.value, FirstValueAt(args.open, head));
       }
       const Part values = ValuesOf(HasRuns(format.value) ? args.open : args.cache, head, position);
-      values.Set(slot, v);
+      values.Set(slot, v, args.value_scale);
       if (values.type == KvType::kBf16 && slot % 2 == 0) {
         constexpr float kZeros[kMaxHeadDim] = {};
         values.Set(slot + 1, kZeros);

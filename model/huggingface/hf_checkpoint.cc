@@ -126,6 +126,7 @@ class HfCheckpoint final : public Checkpoint {
   Naming naming() const override { return Naming::kHuggingFace; }
   std::span<const Tensor> tensors() const override { return content_.tensors; }
   std::span<const SkippedTensors> skipped_tensors() const override { return skipped_; }
+  std::span<const KvScales> kv_scales() const override { return content_.kv_scales; }
   const Tensor* FindTensor(std::string_view name) const override {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : &content_.tensors[found->second];
@@ -235,7 +236,7 @@ class HfCheckpoint final : public Checkpoint {
     if (quantization->method == nullptr) return RefuseQuantised();
     const absl::Status status = quantization->method->join(*quantization->settings, content_);
     if (!status.ok()) return InFile(path_, status);
-    if (content_.kv_scales.count > 0) skipped_.push_back(content_.kv_scales);
+    if (content_.unused_kv_scales.count > 0) skipped_.push_back(content_.unused_kv_scales);
     by_name_.clear();
     for (const Tensor& tensor : content_.tensors) {
       if (by_name_.emplace(tensor.name, static_cast<uint32_t>(by_name_.size())).second) continue;

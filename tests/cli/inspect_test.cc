@@ -11,6 +11,7 @@
 #include "tests/support/quantised_folder.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"
+#include "tests/support/with_kv_scales.h"
 
 namespace flotilla::cli {
 namespace {
@@ -153,12 +154,25 @@ TEST(InspectTest, NamesScalesOfKAndVThatAreNotUsed) {
       folder.path() + "/model.safetensors",
       testing::Safetensors({{layer + ".weight", "F8_E4M3", {1, 32}, std::string(32, '1')},
                             {layer + ".weight_scale", "F32", {1}, scale},
-                            {layer + ".k_scale", "F32", {1}, scale}}));
+                            {layer + ".k_scale", "F32", {2}, scale + scale}}));
   const auto file = model::OpenCheckpoint(folder.path());
   ASSERT_TRUE(file.ok()) << file.status();
   std::ostringstream out;
   PrintCheckpoint(**file, {}, out);
   EXPECT_THAT(out.str(), HasSubstr("tensors not used for text: scales of K and V (1, 0.0 MB)\n"));
+}
+
+TEST(InspectTest, CountsLayersWithScalesOfKAndV) {
+  const auto printed = [](const std::vector<model::KvScales>& scales) {
+    auto file = model::OpenCheckpoint("tests/data/tiny/llama");
+    EXPECT_TRUE(file.ok()) << file.status();
+    std::ostringstream out;
+    PrintCheckpoint(testing::WithKvScales(*std::move(file), scales), {}, out);
+    return out.str();
+  };
+  EXPECT_THAT(printed({{}, {0, 0.5f}}),
+              HasSubstr("scales of K and V in the file, for --kv-type fp8: of 1 of 3 layers\n"));
+  EXPECT_THAT(printed({}), Not(HasSubstr("scales of K and V")));
 }
 
 TEST(InspectTest, NamesUnusedChatTemplates) {

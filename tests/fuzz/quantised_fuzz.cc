@@ -76,6 +76,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   for (const model::Tensor& tensor : folder.tensors) {
     if (tensor.composite != nullptr) Read(tensor);
   }
+  for (const model::KvScales& scales : folder.kv_scales) {
+    for (const float scale : {scales.key, scales.value}) {
+      const bool good = scale >= model::KvScales::kLeast && scale <= model::KvScales::kLargest;
+      if (scale != 0 && !good) std::abort();
+    }
+  }
   return 0;
 }
 

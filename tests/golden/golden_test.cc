@@ -5,15 +5,19 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "model/load_spec.h"
 #include "tests/support/engine_runner.h"
 #include "tests/support/requests.h"
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/test_model.h"
+#include "tests/support/with_kv_scales.h"
 
 namespace flotilla::testing {
 namespace {
@@ -198,18 +202,27 @@ TEST(GoldenTest, KvTypesAreClose) {
     double perplexity;       // at most this part more
     double top5;             // the mean error
     bool only_long = false;  // others are enough for every run
+    // Of every layer, as if the file had them. K is at most 22 or so; V is at most 3 to 18, of
+    // which what is past 13.4 is cut off.
+    model::KvScales scales = {};
   };
   const std::vector<Chat> chats = ReadChats();
+  const std::size_t layers = model::LoadSpec(*file)->layers.size();
   for (const Type& type :
        {Type{{kBf16, kBf16}, 0, 0.08}, Type{{kF16, kF16}, 0.0006, 0.003},
         Type{{kInt8, kInt8}, 0.002, 0.05}, Type{{kFp8, kFp8}, 0.02, 0.15},
         Type{{kInt8, kFp8}, 0.02, 0.08, true}, Type{{kInt8, kInt4}, 0.004, 0.08},
         Type{{kInt4, kInt4}, 0.015, 0.09, true}, Type{{kInt4, kInt2}, 0.06, 0.25},
-        Type{{kInt2, kInt2}, 0.6, 0.5, true}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4, true}}) {
+        Type{{kInt2, kInt2}, 0.6, 0.5, true}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4, true},
+        Type{{kFp8, kFp8}, 0.02, 0.2, true, {0.05f, 0.03f}}}) {
     if (type.only_long && !testing::LongTests()) continue;
-    const std::string name = kernels::KvFormatName(type.format);
+    const bool given = type.scales != model::KvScales();
+    const std::string name =
+        kernels::KvFormatName(type.format) + (given ? " with scales of the file" : "");
     SCOPED_TRACE(name);
-    EngineRunner runner(file, MakeOptions(worker::Recipe::kAccurate, type.format));
+    const std::vector<model::KvScales> scales(given ? layers : 0, type.scales);
+    EngineRunner runner(std::make_shared<testing::WithKvScales>(file, scales),
+                        MakeOptions(worker::Recipe::kAccurate, type.format));
     const double ratio = PerplexityRatios(runner, {text}).front();
     if (bf16 == 0) bf16 = ratio;
     Record("KV " + name + ", perplexity over that of bf16", ratio / bf16);

@@ -30,6 +30,7 @@
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_case.h"
 #include "tests/support/tiny_gguf.h"
+#include "tests/support/with_kv_scales.h"
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/device/simulated_device.h"
 
@@ -504,6 +505,10 @@ TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
   using enum kernels::KvType;
   const TinyCase tiny = ReadTinyCase(GetParam());
   ASSERT_NE(tiny.file, nullptr);
+  // fp8 takes those scales that the file has.
+  std::vector<model::KvScales> scales(model::LoadSpec(*tiny.file)->layers.size());
+  for (std::size_t layer = 1; layer < scales.size(); layer += 2) scales[layer] = {0.01f, 0.003f};
+  const auto file = std::make_shared<WithKvScales>(tiny.file, scales);
   if (GetParam() == std::string("made/llama")) {
     ASSERT_GE(SplitsOf(*model::LoadSpec(*tiny.file)), 3);  // so it has TP=3, too
   }
@@ -521,8 +526,29 @@ TEST_P(KvTypesTest, EveryLayoutAndBatchGivesTheSameBits) {
   }
   for (const worker::KvFormats& kv : all) {
     SCOPED_TRACE(kv.Name());
-    ExpectTheSameBits(tiny.file, Requests(tiny.ids, kv.has_runs()), tiny.served, kv);
+    ExpectTheSameBits(file, Requests(tiny.ids, kv.has_runs()), tiny.served, kv);
   }
+}
+
+TEST(TinyLayouts, Fp8TakesTheScalesOfTheFile) {
+  const TinyCase tiny = ReadTinyCase("made/llama");
+  ASSERT_NE(tiny.file, nullptr);
+  const std::vector<TokenizedRequest> requests = {Requests(tiny.ids).front()};
+  const auto bits = [&](kernels::KvType type, const model::KvScales& scales) {
+    const auto file = std::make_shared<WithKvScales>(
+        tiny.file, std::vector<model::KvScales>{model::KvScales(), scales});
+    EngineRunner runner(file, OptionsFor(*model::LoadSpec(*file), {.name = "", .shape = {1, 1}},
+                                         worker::Recipe::kFp32, kernels::KvFormat::Both(type)));
+    return runner.Run(requests).front().Bits();
+  };
+  using enum kernels::KvType;
+  const std::vector<std::vector<std::uint32_t>> each = {
+      bits(kFp8, {}), bits(kFp8, {0.01f, 0}), bits(kFp8, {0, 0.01f}), bits(kFp8, {0.01f, 0.01f}),
+      bits(kFp8, {0.013f, 0.01f})};
+  for (std::size_t i = 0; i < each.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(each[i], each[j]) << i << ", " << j;
+  }
+  EXPECT_EQ(bits(kInt8, {}), bits(kInt8, {0.01f, 0.01f}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, KvTypesTest,

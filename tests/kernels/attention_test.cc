@@ -128,7 +128,9 @@ struct Cache {
                   .heads = kKvHeads,
                   .k = rows.data(),
                   .v = dims.prefix ? nullptr : rows.data() + key,
-                  .token_stride = key + value},
+                  .token_stride = key + value,
+                  .key_scale = key_scale,
+                  .value_scale = value_scale},
                  0, end - begin);
     for (int run = begin / kKvRunTokens; format.has_runs() && (run + 1) * kKvRunTokens <= end;
          ++run) {
@@ -175,7 +177,8 @@ struct Cache {
   int64_t bytes, open_bytes;
   Memory memory, open_memory;
   std::vector<int32_t> table, open_table;
-  std::vector<float> k, v, q;  // [length, heads, dims]
+  std::vector<float> k, v, q;            // [length, heads, dims]
+  float key_scale = 0, value_scale = 0;  // as in KvWriteArgs
 };
 
 // Of K alone.
@@ -642,6 +645,37 @@ TEST(KvCodecTest, StaysWithinItsSteps) {
   }
 }
 
+// A given scale is rounded up, as a token's own is. Elements past 448 of it are cut off, and those
+// that are no numbers are not.
+TEST(KvCodecTest, TakesAGivenScaleOfFp8) {
+  constexpr float kGiven = 0.3f;
+  const auto kept = [&](float element) {
+    const float x[2] = {element, 1};
+    const KvScale scale = KvScaleOf(KvType::kFp8, x, 2, kGiven);
+    std::byte stored[8] = {};
+    KvEncode(KvType::kFp8, element, scale, 0, stored);
+    return KvDecode(KvType::kFp8, stored, 0, scale);
+  };
+  const float d = Bf16ToFloat(KvScaleOf(KvType::kFp8, &kGiven, 1, kGiven).d);
+  EXPECT_GE(d, kGiven);
+  EXPECT_LE(d, kGiven * (1 + 1.0f / 128));
+  for (const float element : {0.0f, d, -3 * d, 448 * d, d / 512}) EXPECT_EQ(kept(element), element);
+  EXPECT_EQ(kept(449 * d), 448 * d);
+  EXPECT_EQ(kept(-1e30f), -448 * d);
+  EXPECT_EQ(kept(d / 2048), 0);
+  for (const float bad : {HUGE_VALF, -HUGE_VALF, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_TRUE(std::isnan(kept(bad)));
+  }
+  // Other types have no use for it.
+  const float x[2] = {-1, 2};
+  for (const KvType type : kAllKvTypes) {
+    if (type == KvType::kFp8) continue;
+    const KvScale own = KvScaleOf(type, x, 2), given = KvScaleOf(type, x, 2, kGiven);
+    EXPECT_EQ(own.d, given.d);
+    EXPECT_EQ(own.m, given.m);
+  }
+}
+
 // Every path has the bytes of the codec, whatever the elements are.
 TEST_P(AttentionTest, WritesTheSameBytesOfAnySize) {
   for (const KvFormat& format : AllKvFormats()) {
@@ -662,6 +696,10 @@ TEST_P(AttentionTest, WritesTheSameBytesOfAnySize) {
         if (random.OneIn(400)) x = random.OneIn(2) ? HUGE_VALF : std::nanf("");
       }
       expected.v = actual.v = actual.k = expected.k;
+      if (seed % 2 == 0) {
+        expected.key_scale = actual.key_scale = std::ldexp(1.1f, random.Int(-90, 90));
+        expected.value_scale = actual.value_scale = std::ldexp(1.7f, random.Int(-20, 10));
+      }
       expected.Write(reference(), 0, length);
       actual.Write(ops(), 0, length);
       EXPECT_TRUE(expected.SameBytes(actual));

@@ -16,6 +16,7 @@
 #include "tests/support/made_weights.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_case.h"
+#include "tests/support/with_kv_scales.h"
 
 namespace flotilla::model {
 namespace {
@@ -26,7 +27,8 @@ using UnorderedJson = nlohmann::json;
 // The spec of a case of tests/data/made whose config.json has the changes, and whose file has the
 // tensors besides.
 absl::StatusOr<ModelSpec> Spec(const std::string& name, const UnorderedJson& changes,
-                               const std::string& tensors = "") {
+                               const std::string& tensors = "",
+                               const std::vector<KvScales>& scales = {}) {
   const std::string from = "tests/data/made/" + name;
   const testing::ScratchDirectory lists, folder;
   std::ifstream file(from + "/config.json");
@@ -38,7 +40,7 @@ absl::StatusOr<ModelSpec> Spec(const std::string& name, const UnorderedJson& cha
   EXPECT_TRUE(testing::WriteMadeFolder(lists.path(), 1, 0, folder.path()));
   const auto checkpoint = OpenCheckpoint(folder.path());
   if (!checkpoint.ok()) return checkpoint.status();
-  return LoadSpec(**checkpoint);
+  return LoadSpec(testing::WithKvScales(*checkpoint, scales));
 }
 
 std::string Refusal(const std::string& name, const UnorderedJson& changes) {
@@ -84,6 +86,14 @@ TEST(DeepSeekTest, LayersThatPredictFurtherTokensAreNotUsed) {
   EXPECT_EQ(spec->layers.size(), 4u);
   EXPECT_THAT(Spec("deepseek_v3_mla", {{"num_nextn_predict_layers", 0}}, more).status().message(),
               HasSubstr("model.layers.4.eh_proj.weight has no meaning"));
+  const std::vector<KvScales> scales = {{}, {0.5f, 0}, {}, {}, {0.5f, 0.5f}};
+  const auto scaled = Spec("deepseek_v3_mla", {}, "", scales);
+  ASSERT_TRUE(scaled.ok()) << scaled.status();
+  EXPECT_EQ(scaled->kv_scales.size(), 4u);
+  EXPECT_EQ(scaled->KvScalesOf(1), scales[1]);
+  EXPECT_THAT(
+      Spec("deepseek_v3_mla", {{"num_nextn_predict_layers", 0}}, "", scales).status().message(),
+      HasSubstr("scales of K and V for layer 4, but the model has only 4 layers"));
 }
 
 TEST(DeepSeekTest, RefusalsNameTheProblem) {

@@ -17,6 +17,7 @@
 #include "tests/support/scratch_directory.h"
 #include "tests/support/tiny_gguf.h"
 #include "tests/support/weight_case.h"
+#include "tests/support/with_kv_scales.h"
 
 namespace flotilla::model {
 namespace {
@@ -77,6 +78,9 @@ TEST_P(QuantizeAtLoadTest, ReplacesTheMatricesOfLayers) {
     changed += matrix ? 1 : 0;
   }
   EXPECT_EQ(changed, 2 * 7);
+  const std::vector<KvScales> scales = {{0.5f, 0}};
+  const auto scaled = std::make_shared<testing::WithKvScales>(*file, scales);
+  EXPECT_TRUE(std::ranges::equal((*QuantizeAtLoad(scaled, GetParam()))->kv_scales(), scales));
 }
 
 // No code is nearer than the one that was chosen, and the largest weight of a group is kept nearly.

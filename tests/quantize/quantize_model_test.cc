@@ -19,6 +19,7 @@
 #include "tests/support/fused_folder.h"
 #include "tests/support/random.h"
 #include "tests/support/scratch_directory.h"
+#include "tests/support/with_kv_scales.h"
 
 namespace flotilla::quantize {
 namespace {
@@ -248,6 +249,15 @@ TEST_F(QuantizeModelTest, GroupsDivideRows) {
   ASSERT_TRUE(Run(job).ok());
   EXPECT_THAT(Files(job.to)["config.json"], HasSubstr("\"group_size\": 32"));
   EXPECT_THAT(Files(job.to)["quantization.md"], HasSubstr("groups of 32"));
+}
+
+TEST_F(QuantizeModelTest, ScalesOfKAndVWouldBeLost) {
+  const QuantizeJob job = Job("scales", {.method = Method::kRtn, .bits = 4, .group = 32});
+  const auto file = std::make_shared<testing::WithKvScales>(*model::OpenCheckpoint(kLlama),
+                                                            std::vector<model::KvScales>{{1, 1}});
+  EXPECT_THAT(std::string(QuantizeModel(job, file, clock_, nullptr).status().message()),
+              HasSubstr("the model has scales of K and V, which the result would not have"));
+  EXPECT_FALSE(fs::exists(job.to));
 }
 
 // It is called embed_out in the file, and lm_head in transformers.

@@ -10,12 +10,12 @@
 namespace flotilla::testing {
 namespace {
 
-// A token's elements as the cache gives them back.
-void Store(kernels::KvType type, const float* from, int count, float* to) {
+// A token's elements as the cache gives them back; `given` as in kernels::KvScaleOf.
+void Store(kernels::KvType type, const float* from, int count, float given, float* to) {
   const int span = kernels::KvScaleSpan(type, count);
   for (int begin = 0; begin < count; begin += span) {
     const int end = std::min(begin + span, count);
-    const kernels::KvScale scale = kernels::KvScaleOf(type, from + begin, end - begin);
+    const kernels::KvScale scale = kernels::KvScaleOf(type, from + begin, end - begin, given);
     for (int d = begin; d < end; ++d) {
       std::byte word[16] = {};  // as much as an element may lie in
       kernels::KvEncode(type, from[d], scale, /*index=*/0, word);
@@ -167,7 +167,7 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
       }
       const auto block = static_cast<std::uint32_t>(table[position / kKvRecordTokens]);
       for (int head = 0; head < attention.kv_heads; ++head) {
-        WriteKv(block, PlaneOf(attention, head), position % kKvRecordTokens,
+        WriteKv(block, PlaneOf(attention, head), position % kKvRecordTokens, attention.kv_scales,
                 k + (attention.first_kv_head + head) * dim, v + head * attention.dims.value);
       }
     }
@@ -175,7 +175,8 @@ absl::Status DeferredBackend::Device::RopeAndStore(const AttentionOp& attention,
   return absl::OkStatus();
 }
 
-void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int slot, const float* k,
+void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int slot,
+                                      const model::KvScales& scales, const float* k,
                                       const float* v) {
   const auto dim = static_cast<std::size_t>(kv_shape_.dims.key),
              value_dim = static_cast<std::size_t>(kv_shape_.dims.value);
@@ -190,10 +191,10 @@ void DeferredBackend::Device::WriteKv(std::uint32_t id, std::size_t plane, int s
   const kernels::KvFormat format =
       kv_shape_.layers[plane / static_cast<std::size_t>(kv_shape_.kv_heads)].format;
   float* const keys = block[plane].keys.data() + static_cast<std::size_t>(slot) * dim;
-  Store(format.key, k, kv_shape_.dims.key, keys);
+  Store(format.key, k, kv_shape_.dims.key, scales.key, keys);
   if (!has_v) return;
   float* const values = block[plane].values.data() + static_cast<std::size_t>(slot) * value_dim;
-  Store(format.value, v, kv_shape_.dims.value, values);
+  Store(format.value, v, kv_shape_.dims.value, scales.value, values);
   // kv_write does the same to the other half of a pair.
   if (format.value == kernels::KvType::kBf16 && slot % 2 == 0) {
     std::fill_n(values + value_dim, value_dim, 0.0f);

@@ -272,7 +272,8 @@ class DeferredBackend::Device {
   // x * the matrix, for one row of one head.
   std::vector<float> MultiplyHead(const Weights& matrix, const float* x) const;
   void NormHeads(const AttentionOp& attention, float* heads, int count, const NormOp& norm) const;
-  void WriteKv(std::uint32_t block, std::size_t plane, int slot, const float* k, const float* v);
+  void WriteKv(std::uint32_t block, std::size_t plane, int slot, const model::KvScales& scales,
+               const float* k, const float* v);
   std::vector<Line> GatherKv(const std::int32_t* table, int count, std::size_t plane) const;
   // Fills this rank's columns of the tile that begins with request `first`. Returns the tile, which
   // is complete in the rows that this rank gets.

@@ -178,11 +178,12 @@ struct AttentionOp {
   int first_head = 0, first_kv_head = 0;
   // Of a head of q and k, and of one of v. Those that a model does not have are zero.
   kernels::KvDims dims;
-  int head_dim = 0;    // those of q and k that it has, which their norms are of
-  int result_dim = 0;  // those of v that it has, which are written
-  int rope_at = 0;     // the first element of a head that is rotated
-  float scale = 0;     // of the scores
-  int window = 0;      // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
+  int head_dim = 0;           // those of q and k that it has, which their norms are of
+  int result_dim = 0;         // those of v that it has, which are written
+  int rope_at = 0;            // the first element of a head that is rotated
+  model::KvScales kv_scales;  // of K and V in a cache of FP8; 0: each token has its own
+  float scale = 0;            // of the scores
+  int window = 0;             // as in kernels::AttentionArgs, and so are softcap, slopes and sinks
   float softcap = 0;
   VectorHandle slopes, sinks;  // [heads]; not valid: none
   RopeHandle rope;             // not valid: q and k are not rotated

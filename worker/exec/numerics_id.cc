@@ -2,6 +2,8 @@
 
 #include <xxhash.h>
 
+#include <bit>
+
 #include "absl/strings/str_cat.h"
 
 namespace flotilla::worker {
@@ -15,6 +17,17 @@ std::uint64_t NumericsId(const Numerics& numerics) {
   // Versions before this one drew tokens from all entries of a row.
   if (numerics.tokens < numerics.vocab) absl::StrAppend(&text, "|", numerics.tokens);
   if (numerics.rope_context > 0) absl::StrAppend(&text, "|rope|", numerics.rope_context);
+  // Versions before this one gave each token its own scales.
+  for (std::uint32_t layer = 0; layer < numerics.kv_scales.size(); ++layer) {
+    const kernels::KvFormat format = numerics.kv_format.Of(layer);
+    const model::KvScales& scales = numerics.kv_scales[layer];
+    const auto add = [&](kernels::KvType type, const char* name, float scale) {
+      if (type != kernels::KvType::kFp8 || scale == 0) return;
+      absl::StrAppend(&text, "|", name, layer, "|", std::bit_cast<std::uint32_t>(scale));
+    };
+    add(format.key, "k", scales.key);
+    add(format.value, "v", scales.value);
+  }
   if (numerics.cuda_is_unproven) absl::StrAppend(&text, "|cuda-unproven");
   if (numerics.nccl_is_unproven) absl::StrAppend(&text, "|nccl-unproven");
   return XXH3_64bits(text.data(), text.size());

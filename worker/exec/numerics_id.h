@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/kv_layout.h"
+#include "model/checkpoint.h"
 #include "worker/compute/kv_shape.h"
 #include "worker/compute/recipe.h"
 
@@ -21,8 +23,10 @@ struct Numerics {
   std::uint32_t tokens = 0;        // ModelSpec::tokens
   std::uint32_t vocab = 0;         // ModelSpec::vocab
   std::uint32_t rope_context = 0;  // ModelSpec::rope_context
-  bool cuda_is_unproven = false;   // it computes on GPUs that no report is about
-  bool nccl_is_unproven = false;   // it exchanges sums over NCCL, likewise
+  // ModelSpec::kv_scales; they count where K or V of the layer is FP8.
+  std::vector<model::KvScales> kv_scales;
+  bool cuda_is_unproven = false;  // it computes on GPUs that no report is about
+  bool nccl_is_unproven = false;  // it exchanges sums over NCCL, likewise
 };
 
 // A hash of all of it.

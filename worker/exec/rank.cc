@@ -458,6 +458,7 @@ void Rank::Describe() {
                                          .tokens = spec_.tokens,
                                          .vocab = spec_.vocab,
                                          .rope_context = spec_.rope_context,
+                                         .kv_scales = spec_.kv_scales,
                                          .cuda_is_unproven = on_gpu_ && !cuda_is_proven_,
                                          .nccl_is_unproven = uses_nccl_ && !kNcclIsProven});
   description_.exactness = Exactness::kBitwise;

@@ -396,6 +396,25 @@ absl::Status JoinLayers(std::span<const WeightScheme> schemes, LayerTensors& lay
   return absl::OkStatus();
 }
 
+// Without kv_cache_scheme the outputs of k_proj and v_proj may be quantised for other reasons.
+absl::StatusOr<LayerTensors::Fp8KvScales> FindFp8KvScales(const Json& quantization) {
+  const Json* const scheme = Member(&quantization, "kv_cache_scheme");
+  if (scheme == nullptr || scheme->is_null()) {
+    return LayerTensors::Fp8KvScales{.of_outputs = false};
+  }
+  if (!scheme->is_object()) {
+    return InvalidArgument("quantization_config: kv_cache_scheme is no object");
+  }
+  const auto type = Word(*scheme, "type", "int");
+  const auto bits = WholeNumber(*scheme, "num_bits", 8);
+  for (const absl::Status& status : {type.status(), bits.status()}) {
+    if (!status.ok()) return InvalidArgument("kv_cache_scheme: ", std::string(status.message()));
+  }
+  const Json* const symmetric = Member(scheme, "symmetric");
+  const bool fp8 = *type == "float" && *bits == 8 && (symmetric == nullptr || *symmetric != false);
+  return LayerTensors::Fp8KvScales{.by_name = fp8, .of_outputs = fp8};
+}
+
 absl::Status JoinCompressedTensors(const Json& quantization, FolderTensors& folder) {
   if (const Json* const sparsity = Member(&quantization, "sparsity_config"); sparsity != nullptr) {
     const auto format = Word(*sparsity, "format", "dense");
@@ -404,9 +423,11 @@ absl::Status JoinCompressedTensors(const Json& quantization, FolderTensors& fold
   }
   const auto format = Word(quantization, "format", "");
   if (!format.ok()) return format.status();
+  // Matrices as they are, e.g. because only K and V are quantised.
+  constexpr std::string_view kDense = "dense";
   static constexpr std::string_view kFormats[] = {
       "pack-quantized",       "int-quantized",        "float-quantized", "naive-quantized",
-      "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision"};
+      "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision", kDense};
   if (std::ranges::find(kFormats, *format) == std::end(kFormats)) {
     std::string known;
     for (const std::string_view each : kFormats) known += Cat(known.empty() ? "" : ", ", each);
@@ -416,12 +437,15 @@ absl::Status JoinCompressedTensors(const Json& quantization, FolderTensors& fold
   if (!schemes.ok()) return schemes.status();
   LayerTensors layers(folder);
   if (absl::Status status = JoinLayers(*schemes, layers); !status.ok()) return status;
-  if (layers.replaced() == 0) {
+  if (layers.replaced() == 0 && *format != kDense) {
     return InvalidArgument(
         "quantization_config: quant_method = 'compressed-tensors', but no tensor ends with ",
         kPacked, " or is I8 or F8_E4M3");
   }
   layers.DropActivationScales();
+  const auto fp8 = FindFp8KvScales(quantization);
+  if (!fp8.ok()) return fp8.status();
+  if (absl::Status status = layers.TakeKvScales(*fp8); !status.ok()) return status;
   layers.Finish();
   return absl::OkStatus();
 }

@@ -76,6 +76,7 @@ absl::Status JoinFp8(const Json& quantization, FolderTensors& folder) {
     return InvalidArgument("quantization_config: quant_method = 'fp8', but no tensor is F8_E4M3");
   }
   layers.DropActivationScales();
+  if (absl::Status status = layers.TakeKvScales({}); !status.ok()) return status;
   layers.Finish();
   return absl::OkStatus();
 }

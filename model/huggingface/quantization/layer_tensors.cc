@@ -1,9 +1,14 @@
 #include "model/huggingface/quantization/layer_tensors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "model/huggingface/quantization/grouped_tensor.h"
 
 namespace flotilla::model {
 namespace {
@@ -23,6 +28,25 @@ bool HasShape(const Tensor& tensor, std::initializer_list<uint64_t> shape) {
   if (tensor.rank != std::max<size_t>(shape.size(), 1)) return false;
   uint32_t axis = tensor.rank;
   return std::ranges::all_of(shape, [&](uint64_t size) { return tensor.dims[--axis] == size; });
+}
+
+// The number of the layer in the name of a scale of K or V, such as
+// "model.layers.3.self_attn.k_scale"; none: the name has no number, several, or one that is too
+// large, or no part that is an attention.
+std::optional<uint32_t> LayerNumber(std::string_view name) {
+  constexpr uint32_t kMost = 4096;
+  std::optional<uint32_t> layer;
+  bool of_attention = false;
+  const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(name), '.');
+  for (const absl::string_view part : parts) {
+    of_attention =
+        of_attention || absl::StrContains(part, "attn") || absl::StrContains(part, "attention");
+    uint32_t number = 0;
+    if (!absl::SimpleAtoi(part, &number)) continue;
+    if (layer.has_value() || number >= kMost) return std::nullopt;
+    layer = number;
+  }
+  return of_attention ? layer : std::nullopt;
 }
 
 }  // namespace
@@ -83,17 +107,61 @@ void LayerTensors::Drop(std::string_view layer, std::string_view suffix) {
 void LayerTensors::DropActivationScales() {
   for (const std::string_view suffix :
        {".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale",
-        ".output_scale", ".output_zero_point"}) {
+        ".output_scale", ".output_zero_point", ".q_scale", ".prob_scale", ".prob_output_scale"}) {
     for (const std::string_view layer : With(suffix)) Drop(layer, suffix);
   }
-  for (const std::string_view suffix :
-       {".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"}) {
-    for (const std::string_view layer : With(suffix)) {
-      ++folder_.kv_scales.count;
-      folder_.kv_scales.bytes += Find(layer, suffix)->data.size();
-      Drop(layer, suffix);
+}
+
+absl::Status LayerTensors::TakeKvScales(Fp8KvScales fp8) {
+  struct Kind {
+    std::string_view suffix;
+    bool of_keys, of_values, of_outputs = false;
+  };
+  static constexpr Kind kKinds[] = {{".k_scale", true, false},
+                                    {".v_scale", false, true},
+                                    {".kv_scale", true, true},
+                                    {".k_proj.output_scale", true, false, true},
+                                    {".v_proj.output_scale", false, true, true}};
+  for (const Kind& kind : kKinds) {
+    const bool are_fp8 = kind.of_outputs ? fp8.of_outputs : fp8.by_name;
+    for (const std::string_view layer : With(kind.suffix)) {
+      const Tensor& tensor = *Find(layer, kind.suffix);
+      Drop(layer, kind.suffix);
+      auto used = are_fp8 ? TakeKvScale(tensor, kind.of_keys, kind.of_values) : false;
+      if (!used.ok()) return used.status();
+      if (*used) continue;
+      ++folder_.unused_kv_scales.count;
+      folder_.unused_kv_scales.bytes += tensor.data.size();
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> LayerTensors::TakeKvScale(const Tensor& tensor, bool of_keys, bool of_values) {
+  const auto layer = LayerNumber(tensor.name);
+  if (tensor.elements() != 1 || !layer.has_value()) return false;
+  if (tensor.type != GgmlType::kF32 && tensor.type != GgmlType::kBF16 &&
+      tensor.type != GgmlType::kF16) {
+    return InvalidArgument("tensor ", tensor.name, " is ", TypeName(tensor),
+                           ", not F32 or BF16 or F16");
+  }
+  const float scale = NumberGrid{.data = tensor.data, .type = tensor.type}.At(0, 0);
+  if (std::isfinite(scale) && scale <= 0) return false;  // what vLLM has before it is calibrated
+  if (!(scale >= KvScales::kLeast && scale <= KvScales::kLargest)) {
+    return InvalidArgument("tensor ", tensor.name, " is ", scale,
+                           ", but a scale of K or V is from 1e-30 to 1e30");
+  }
+  if (*layer >= folder_.kv_scales.size()) folder_.kv_scales.resize(*layer + 1);
+  KvScales& scales = folder_.kv_scales[*layer];
+  for (const auto& [is_of, place] : {std::pair(of_keys, &scales.key), {of_values, &scales.value}}) {
+    if (!is_of) continue;
+    if (*place != 0 && *place != scale) {
+      return InvalidArgument("tensor ", tensor.name, " is ", scale,
+                             ", but another scale of this layer is ", *place);
+    }
+    *place = scale;
+  }
+  return true;
 }
 
 void LayerTensors::Finish() {

@@ -43,9 +43,18 @@ class LayerTensors {
   // layer with these suffixes.
   void Replace(std::string_view layer, std::initializer_list<std::string_view> suffixes,
                std::unique_ptr<const CompositeTensor> composite, int64_t rows, int64_t inputs);
-  // Leaves out what is said of activations and KV, of which the recipes and --kv-type decide.
-  // Scales of K and V are counted.
+  // Leaves out what is said of activations, of which the recipes decide.
   void DropActivationScales();
+  // Which scales are those of K and V in FP8: by the names k_scale, v_scale and kv_scale, and those
+  // of the outputs of k_proj and v_proj.
+  struct Fp8KvScales {
+    bool by_name = true;
+    bool of_outputs = true;
+  };
+  // Takes the scales of K and V out of the tensors. Of those of FP8, what is one positive number
+  // for a layer goes to FolderTensors::kv_scales. The others are counted. INVALID_ARGUMENT names a
+  // tensor that is no scale, or that contradicts another.
+  absl::Status TakeKvScales(Fp8KvScales fp8);
 
   int replaced() const { return static_cast<int>(made_.size()); }
   // Changes the folder.
@@ -53,6 +62,8 @@ class LayerTensors {
 
  private:
   void Drop(std::string_view layer, std::string_view suffix);
+  // False: it is none of those that are used.
+  absl::StatusOr<bool> TakeKvScale(const Tensor& tensor, bool of_keys, bool of_values);
 
   FolderTensors& folder_;
   absl::flat_hash_map<std::string_view, const Tensor*, TextHash, TextEqual> by_name_;

@@ -23,8 +23,9 @@ struct FolderTensors {
   std::vector<Tensor> tensors;
   std::deque<std::string> names;
   std::vector<std::unique_ptr<const CompositeTensor>> composites;
-  // Which --kv-type fp8 does not use.
-  SkippedTensors kv_scales{.prefix = "scales of K and V", .are_a_part = false};
+  std::vector<KvScales> kv_scales;  // by layer
+  // Those that no cache of flotilla uses.
+  SkippedTensors unused_kv_scales{.prefix = "scales of K and V", .are_a_part = false};
 };
 
 struct QuantizationMethod {

@@ -332,24 +332,144 @@ TEST_F(QuantisedFolderTest, ReadsTheActivationsOfW8A8) {
   EXPECT_TRUE(all(Kind::kDynamic));
 }
 
-// Of these, those of K and V are named by inspect.
-TEST_F(QuantisedFolderTest, LeavesOutScalesOfKv) {
+// The bytes of a number of fp32.
+std::string Float(float value) {
+  std::string bytes(sizeof value, '\0');
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+testing::HfTensor KvScale(const char* name, float value) {
+  return {absl::StrCat("model.layers.", name), "F32", {}, Float(value)};
+}
+
+TEST_F(QuantisedFolderTest, TakesScalesOfKAndV) {
   Write("fp8_blocks");
-  EXPECT_TRUE((*OpenCheckpoint(folder_.path()))->skipped_tensors().empty());
+  EXPECT_TRUE((*OpenCheckpoint(folder_.path()))->kv_scales().empty());
   Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
-    for (const char* name : {"k_proj.k_scale", "v_proj.v_scale", "kv_scale", "attn.k_scale",
-                             "k_proj.output_scale", "q_proj.input_scale"}) {
-      tensors.push_back(
-          {absl::StrCat("model.layers.0.self_attn.", name), "F32", {1}, std::string(4, '\x3F')});
+    for (const auto& [name, value] : {std::pair{"1.self_attn.k_proj.k_scale", 0.5f},
+                                      {"1.self_attn.k_scale", 0.5f},
+                                      {"1.self_attn.attn.v_scale", 0.25f},
+                                      {"0.self_attn.v_proj.output_scale", 4.0f},
+                                      {"0.self_attn.q_proj.input_scale", 3.0f}}) {
+      tensors.push_back(KvScale(name, value));
     }
+    // bf16 of 2.
+    tensors.push_back(
+        {"model.layers.4.self_attn.kv_scale", "BF16", {1}, std::string("\x00\x40", 2)});
+  });
+  const auto file = OpenCheckpoint(folder_.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT((*file)->kv_scales(), ::testing::ElementsAre(KvScales{0, 4}, KvScales{0.5f, 0.25f},
+                                                           KvScales(), KvScales(), KvScales{2, 2}));
+  EXPECT_TRUE((*file)->skipped_tensors().empty());
+  // The model has only three layers.
+  EXPECT_THAT(
+      Error(),
+      HasSubstr("there are scales of K and V for layer 4, but the model has only 3 layers"));
+  Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
+    std::erase_if(tensors, [](const auto& each) { return each.name.ends_with("kv_scale"); });
+  });
+  EXPECT_EQ(Error(), "");
+  const auto spec = LoadSpec(**OpenCheckpoint(folder_.path()));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->KvScalesOf(1), (KvScales{0.5f, 0.25f}));
+}
+
+TEST_F(QuantisedFolderTest, RefusesScalesOfKAndVThatAreNone) {
+  Write("fp8_blocks");
+  const auto error = [&](const std::vector<testing::HfTensor>& more) {
+    std::filesystem::copy(Path("model.safetensors"), Path("before"));
+    Change([&](Ordered&, std::vector<testing::HfTensor>& tensors) {
+      tensors.insert(tensors.end(), more.begin(), more.end());
+    });
+    const std::string message = Error();
+    std::filesystem::rename(Path("before"), Path("model.safetensors"));
+    return message;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {1e-31f, 1e31f, kInfinity, -kInfinity, std::nanf("")}) {
+    EXPECT_THAT(error({KvScale("1.self_attn.v_scale", bad)}),
+                ::testing::AllOf(HasSubstr("tensor model.layers.1.self_attn.v_scale is "),
+                                 HasSubstr(", but a scale of K or V is from 1e-30 to 1e30")))
+        << bad;
+  }
+  EXPECT_THAT(error({KvScale("1.self_attn.v_scale", 1), KvScale("1.self_attn.kv_scale", 2)}),
+              HasSubstr("kv_scale is 2, but another scale of this layer is 1"));
+  EXPECT_THAT(error({{"model.layers.0.self_attn.k_scale", "I32", {1}, Float(1)}}),
+              HasSubstr("k_scale is I32, not F32 or BF16 or F16"));
+}
+
+// Those of heads, of no layer or attention, and those that nobody has calibrated are counted, for
+// inspect.
+TEST_F(QuantisedFolderTest, CountsScalesOfKAndVThatAreNotUsed) {
+  Write("fp8_blocks");
+  Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
+    tensors.push_back({"model.layers.0.self_attn.k_scale", "F32", {2, 1, 1}, Float(1) + Float(2)});
+    tensors.push_back({"model.kv_scale", "F32", {1}, Float(1)});
+    tensors.push_back({"model.layers.4096.self_attn.v_scale", "F32", {1}, Float(1)});
+    tensors.push_back(KvScale("1.self_attn.k_scale", 0));
+    tensors.push_back(KvScale("2.self_attn.k_scale", -1));
+    tensors.push_back(KvScale("2.mlp.k_scale", 1));
+    tensors.push_back(KvScale("0.self_attn.experts.3.v_scale", 1));
+    // These are none of K and V, and have no use.
+    tensors.push_back(KvScale("0.self_attn.q_scale", 1));
+    tensors.push_back(KvScale("0.self_attn.prob_output_scale", 1));
   });
   EXPECT_EQ(Error(), "");
   const auto file = OpenCheckpoint(folder_.path());
   ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->kv_scales().empty());
   ASSERT_EQ((*file)->skipped_tensors().size(), 1u);
   EXPECT_EQ((*file)->skipped_tensors()[0].prefix, "scales of K and V");
-  EXPECT_EQ((*file)->skipped_tensors()[0].count, 5u);
-  EXPECT_EQ((*file)->skipped_tensors()[0].bytes, 20u);
+  EXPECT_EQ((*file)->skipped_tensors()[0].count, 7u);
+  EXPECT_EQ((*file)->skipped_tensors()[0].bytes, 32u);
+}
+
+TEST_F(QuantisedFolderTest, TakesScalesOfKAndVByTheSchemeOfTheCache) {
+  Write("w8_zero");
+  Change([](Ordered&, std::vector<testing::HfTensor>& tensors) {
+    tensors.push_back(KvScale("0.self_attn.k_scale", 0.5f));
+    tensors.push_back(KvScale("1.self_attn.k_proj.output_scale", 0.5f));
+  });
+  const auto with = [&](const Ordered& scheme) {
+    Change(
+        [&](Ordered& config, auto&) { config["quantization_config"]["kv_cache_scheme"] = scheme; });
+    return OpenCheckpoint(folder_.path());
+  };
+  const auto count = [&](const Ordered& scheme) -> std::size_t {
+    const auto file = with(scheme);
+    EXPECT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(Error(), "");
+    return file.ok() ? (*file)->kv_scales().size() : 0;
+  };
+  EXPECT_EQ(count(nullptr), 1u);  // outputs may be quantised for other reasons
+  EXPECT_EQ(count({{"num_bits", 8}, {"type", "int"}}), 0u);
+  EXPECT_EQ(count({{"num_bits", 4}, {"type", "float"}}), 0u);
+  EXPECT_EQ(count({{"num_bits", 8}, {"type", "float"}, {"symmetric", false}}), 0u);
+  EXPECT_EQ(count({{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}}), 2u);
+  EXPECT_THAT(std::string(with("fp8").status().message()),
+              HasSubstr("kv_cache_scheme is no object"));
+  for (const Ordered& bad : {Ordered{{"num_bits", "8"}}, Ordered{{"type", 8}}}) {
+    EXPECT_THAT(std::string(with(bad).status().message()), HasSubstr("kv_cache_scheme: "));
+  }
+}
+
+// Only K and V are quantised.
+TEST_F(QuantisedFolderTest, TakesMatricesAsTheyAre) {
+  std::filesystem::copy("tests/data/tiny/llama", folder_.path(),
+                        std::filesystem::copy_options::recursive);
+  Change([](Ordered& config, std::vector<testing::HfTensor>& tensors) {
+    config["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                     {"format", "dense"},
+                                     {"config_groups", Ordered::object()},
+                                     {"kv_cache_scheme", {{"num_bits", 8}, {"type", "float"}}}};
+    tensors.push_back(KvScale("0.self_attn.v_scale", 0.5f));
+  });
+  EXPECT_EQ(Error(), "");
+  const auto file = OpenCheckpoint(folder_.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT((*file)->kv_scales(), ::testing::ElementsAre(KvScales{0, 0.5f}));
 }
 
 // What old tools wrote beside config.json counts if that says nothing.

@@ -15,6 +15,7 @@
 #include "tests/support/deferred_backend.h"
 #include "tests/support/simulated_gpu.h"
 #include "tests/support/tiny_gguf.h"
+#include "tests/support/with_kv_scales.h"
 #include "worker/compute/cpu/cpu_backend.h"
 #include "worker/device/simulated_device.h"
 
@@ -221,10 +222,11 @@ TEST_P(InProcessExecutorTest, DescribesWhatItServes) {
 }
 
 TEST_P(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
-  const auto id = [&](const RankOptions& options) {
+  const auto id = [&](const RankOptions& options, const std::vector<model::KvScales>& scales = {}) {
     Recorder recorder;
-    auto file = model::ParseCheckpoint(bytes_);
-    InProcessExecutor executor(*std::move(file), WithBackend(options), &clock_);
+    const auto file =
+        std::make_shared<testing::WithKvScales>(*model::ParseCheckpoint(bytes_), scales);
+    InProcessExecutor executor(file, WithBackend(options), &clock_);
     EXPECT_TRUE(executor.Start(&recorder).ok());
     return recorder.WaitReady(Epoch{1}).numerics_id;
   };
@@ -252,6 +254,8 @@ TEST_P(InProcessExecutorTest, NumericsIdTellsWhatChangesBits) {
   }
   KvFormats layers = kernels::KvFormat::kBf16;
   if (gpu()) return;
+  EXPECT_EQ(base, id({}, {{0.5f, 0.5f}}));
+  EXPECT_TRUE(ids.insert(id({.kv_format = kernels::KvFormat{kFp8, kFp8}}, {{0.5f, 0.5f}})).second);
   for (const IndexRange range : {IndexRange{0, 1}, IndexRange{1, 2}, IndexRange{0, 2}}) {
     layers.some = {{range, {kInt8, kInt8}}};
     EXPECT_TRUE(ids.insert(id({.kv_format = layers})).second) << layers.Name();

@@ -20,12 +20,25 @@ TEST(NumericsId, DependsOnEachThatChangesBits) {
   all[7].rope_context = 4096;
   all[8].cuda_is_unproven = true;
   all[9].nccl_is_unproven = true;
+  // Scales of K and V count where K or V is FP8.
+  const kernels::KvFormat keys = {kernels::KvType::kFp8, kernels::KvType::kInt8};
+  const kernels::KvFormat values = {kernels::KvType::kInt8, kernels::KvType::kFp8};
+  const std::vector<std::vector<model::KvScales>> scales = {
+      {}, {{0.5f, 0}}, {{0.25f, 0}}, {{0, 0.5f}}, {{}, {0.5f, 0}}, {{}, {0, 0.5f}}};
+  for (const kernels::KvFormat& format : {keys, values}) {
+    for (const auto& each : scales) {
+      all.push_back(base);
+      all.back().kv_format = format;
+      all.back().kv_scales = each;
+    }
+  }
   std::set<std::uint64_t> ids;
   for (const Numerics& one : all) {
     ids.insert(NumericsId(one));
     EXPECT_EQ(NumericsId(one), NumericsId(one));
   }
-  EXPECT_EQ(ids.size(), all.size());
+  // Of the scales four are those of K, and two those of V; in each format the others are as none.
+  EXPECT_EQ(ids.size(), 10u + (1 + 3) + (1 + 2));
 }
 
 // Other ids would end answers that continue during an upgrade.

@@ -288,7 +288,9 @@ kernels::KvWriteArgs CpuBackend::KvWriteOf(const AttentionOp& attention, const L
           .heads = attention.kv_heads,
           .k = token + query_width + int64_t{attention.first_kv_head} * dim,
           .v = attention.dims.prefix ? nullptr : token + query_width + key_width,
-          .token_stride = qkv.width};
+          .token_stride = qkv.width,
+          .key_scale = attention.kv_scales.key,
+          .value_scale = attention.kv_scales.value};
 }
 
 CpuBackend::LayerKv CpuBackend::StoreAlone(const AttentionOp& attention, LayerKv kv,

@@ -47,6 +47,7 @@ AttentionOp MakeOp(const model::ModelSpec& model, const ModelShard& shard, std::
                  .head_dim = static_cast<int>(spec.head_dim),
                  .result_dim = static_cast<int>(spec.value_dim),
                  .rope_at = 0,
+                 .kv_scales = model.KvScalesOf(layer),
                  .scale = spec.scale,
                  .window = static_cast<int>(spec.window),
                  .softcap = spec.softcap,
