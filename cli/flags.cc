@@ -61,6 +61,10 @@ constexpr auto kFlags = std::to_array<FlagSpec>({
      "The most tokens of one request, prompt and output together. 0 means the length that the "
      "model was trained for.",
      kGroup},
+    {"--chat-template", &RoleFlags::chat_template, "PATH", 0, 0, kModel,
+     "A file with the chat template (Jinja) that takes the place of all that the model's files "
+     "have. Example: --chat-template=tool_chat_template.jinja",
+     kServe | kRun | kWorker | kOwnGroup},
     {"--model-sampling", &RoleFlags::model_sampling, "", 0, 0, kModel,
      "Parameters of sampling that a request leaves out are what the model's files recommend: "
      "generation_config.json of a folder, or general.sampling of a GGUF file. /v1/models always "

@@ -20,6 +20,7 @@ enum class Role { kServe, kRouter, kScheduler, kWorker, kRank, kNode, kRun };
 struct RoleFlags {
   std::string model;
   std::string served_model_name;  // empty: the file's name without .gguf, or the folder's
+  std::string chat_template;      // the path of a file; empty: what the model's files have
   std::string host = "127.0.0.1";
   std::int64_t http_port = 8080;
   std::int64_t grpc_port = 50051;

@@ -55,6 +55,14 @@ std::optional<std::string> ToolTemplate(const TokenizerBundle& bundle) {
   return found == bundle.more_templates.end() ? std::nullopt : std::optional(found->text);
 }
 
+std::string TemplateNames(const TokenizerBundle& bundle) {
+  std::string names;
+  for (const NamedTemplate& named : bundle.more_templates) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", named.name);
+  }
+  return names;
+}
+
 // What templates get for the date, as Python's strftime writes it.
 std::string FormatNow(std::string_view format) {
   return absl::FormatTime(std::string(format), absl::Now(), absl::LocalTimeZone());
@@ -84,6 +92,12 @@ class FrontendsImpl final : public Frontends {
                         router::RouterMetrics* metrics) override {
     absl::StatusOr<model::Tokenizer> tokenizer = model::Tokenizer::Create(bundle);
     if (!tokenizer.ok()) return tokenizer.status();
+    if (!bundle.chat_template.has_value() && !bundle.more_templates.empty()) {
+      parts_.log->Warning(
+          "none of the chat templates is called default, so chat requests are refused; "
+          "--chat-template gives the model one",
+          {{"model", model_id}, {"templates", TemplateNames(bundle)}});
+    }
     texts_.push_back(std::make_unique<ModelText>(ModelText{
         *std::move(tokenizer),
         LoadTemplate(model_id, bundle.chat_template,

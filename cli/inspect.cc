@@ -116,11 +116,12 @@ std::string TextSummary(const model::Checkpoint& file) {
       absl::StrFormat("tokenizer: %s, %d tokens", bundle->kind, file.token_count());
   std::string more;
   for (const NamedTemplate& named : bundle->more_templates) {
-    if (named.name == "tool_use") continue;
+    if (named.name == "tool_use" && bundle->chat_template.has_value()) continue;
     absl::StrAppend(&more, more.empty() ? "; unused chat templates: " : ", ", Escaped(named.name));
   }
   if (!bundle->chat_template.has_value()) {
-    return absl::StrCat(tokenizer, "; no chat template", more);
+    return absl::StrCat(tokenizer, "; no chat template", more.empty() ? "" : " called default",
+                        more);
   }
   const auto made = model::ChatTemplate::Compile(*bundle->chat_template);
   return absl::StrCat(tokenizer, "; chat template",

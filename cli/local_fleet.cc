@@ -27,7 +27,7 @@ absl::Status LocalFleet::Load(const RoleFlags& flags, const std::string& version
   const auto opened = OpenModel(flags);
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<const model::Checkpoint>& file = *opened;
-  const absl::StatusOr<TokenizerBundle> tokenizer = file->ReadTokenizer();
+  const absl::StatusOr<TokenizerBundle> tokenizer = ReadTokenizer(flags, *file);
   if (!tokenizer.ok()) return tokenizer.status();
   LogSkippedTensors(*file, *log_);
   LogUnpackedTensors(*file, *log_);

@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   const std::string model_id = ModelId(flags);
   const auto file = OpenModel(flags);
   if (!file.ok()) return file.status();
-  const absl::StatusOr<TokenizerBundle> tokenizer = (*file)->ReadTokenizer();
+  const absl::StatusOr<TokenizerBundle> tokenizer = ReadTokenizer(flags, **file);
   if (!tokenizer.ok()) return tokenizer.status();
   LogSkippedTensors(**file, *log);
   LogUnpackedTensors(**file, *log);

@@ -505,13 +505,6 @@ class Reader {
       if (!bundle_.chat_template.has_value()) bundle_.chat_template = std::move(main->text);
       bundle_.more_templates.erase(main);
     }
-    if (bundle_.chat_template.has_value() || bundle_.more_templates.empty()) return;
-    std::string names;
-    for (const NamedTemplate& named : bundle_.more_templates) {
-      names += Cat(names.empty() ? "" : ", ", QuotedPart(named.name));
-    }
-    Fail(Unimplemented("tokenizer_config.json, additional_chat_templates: of the chat templates ",
-                       names, " none is called 'default'"));
   }
 
   HfTokenizerFiles files_;

@@ -1,7 +1,11 @@
 #include "cli/inspect.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -173,6 +177,19 @@ TEST(InspectTest, CountsLayersWithScalesOfKAndV) {
   EXPECT_THAT(printed({{}, {0, 0.5f}}),
               HasSubstr("scales of K and V in the file, for --kv-type fp8: of 1 of 3 layers\n"));
   EXPECT_THAT(printed({}), Not(HasSubstr("scales of K and V")));
+}
+
+TEST(InspectTest, SaysThatNoChatTemplateIsTheDefault) {
+  testing::GgufBuilder builder = testing::TinyGgufBuilder();
+  builder.AddStrings("tokenizer.chat_templates", {"tool_use"});
+  builder.AddString("tokenizer.chat_template.tool_use", "x");
+  std::vector<std::byte> bytes = builder.Build();
+  constexpr std::string_view kDefault = "tokenizer.chat_template";
+  const auto found = std::ranges::search(bytes, std::as_bytes(std::span(kDefault)));
+  ASSERT_FALSE(found.empty());
+  found.back() = std::byte{'x'};  // another key
+  EXPECT_THAT(Printed(bytes),
+              HasSubstr("; no chat template called default; unused chat templates: tool_use\n"));
 }
 
 TEST(InspectTest, NamesUnusedChatTemplates) {

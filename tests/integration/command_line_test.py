@@ -178,6 +178,7 @@ def test_two_servers_do_not_share_a_port(tmp_path):
      "directory"),
     ("serve", "--tenant-weights alice", "--tenant-weights"),
     ("serve", "--api-keys-file /no/such", "/no/such"),
+    ("serve", "--chat-template /no/such", "--chat-template /no/such: cannot open /no/such"),
     ("serve", "--admin --host 0.0.0.0", "--admin with --host 0.0.0.0: without --api-keys-file it "
      "needs a loopback address"),
     ("serve", "--admin --api-keys-file /no/such", "--admin and --api-keys-file: the keys of the "
