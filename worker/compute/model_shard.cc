@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "kernels/ops.h"
 #include "worker/compute/backend.h"
 
@@ -15,13 +17,14 @@ constexpr uint32_t kVocabChunk = kernels::kVocabularyChunk;
 
 using model::FfnKind;
 
-// The bytes of a row's tensors in all layers.
+// The bytes of a row's tensors in all layers, but for those that are in `counted`, which it adds
+// them to: several rows may have parts of one tensor.
 uint64_t FileBytes(const model::Checkpoint& file, const model::ModelSpec& spec,
-                   const model::TensorRow& row) {
+                   const model::TensorRow& row, absl::flat_hash_set<std::string>& counted) {
   uint64_t bytes = 0;
-  for (const std::string& name : model::NamesInFile(row, spec)) {
+  for (std::string& name : model::NamesInFile(row, spec)) {
     const model::Tensor* tensor = file.FindTensor(name);
-    if (tensor != nullptr) bytes += tensor->bytes();
+    if (tensor != nullptr && counted.insert(std::move(name)).second) bytes += tensor->bytes();
   }
   return bytes;
 }
@@ -37,14 +40,12 @@ ModelShard WholeModel(const model::ModelSpec& spec) {
           .shared = {0, spec.ffn(FfnKind::kShared).width}};
 }
 
-absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
-                                                   const model::ModelSpec& spec,
-                                                   ParallelShape shape, ShardBalance balance) {
-  // A tensor's bytes in the file are close enough to its packed bytes. Layers count as alike.
+ModelParts PartsOf(const model::Checkpoint& file, const model::ModelSpec& spec) {
   const uint32_t chunks = (spec.vocab + kVocabChunk - 1) / kVocabChunk;
   uint64_t attention_bytes = 0, ffn_bytes = 0, expert_bytes = 0, shared_bytes = 0, head_bytes = 0;
+  absl::flat_hash_set<std::string> counted;
   for (const model::TensorRow& row : spec.tensors) {
-    const uint64_t bytes = FileBytes(file, spec, row);
+    const uint64_t bytes = FileBytes(file, spec, row, counted);
     const auto along = [&](model::Extent extent) {
       return row.rows == extent || row.columns == extent;
     };
@@ -63,19 +64,23 @@ absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file
     return splits == 0 ? 0 : bytes / layers / splits;
   };
   const auto splits = [&](FfnKind kind) { return spec.ffn(kind).splits(); };
-  const ModelParts parts{
-      .layers = layers,
-      .attention_splits = spec.attention_splits(),
-      .ffn_splits = splits(FfnKind::kDense),
-      .vocab_chunks = chunks,
-      .attention_split_bytes = of_split(attention_bytes, spec.attention_splits()),
-      .ffn_split_bytes = of_split(ffn_bytes, splits(FfnKind::kDense)),
-      .vocab_chunk_bytes = head_bytes / chunks,
-      .expert_splits = splits(FfnKind::kExpert),
-      .shared_splits = splits(FfnKind::kShared),
-      .expert_split_bytes = of_split(expert_bytes, splits(FfnKind::kExpert)),
-      .shared_split_bytes = of_split(shared_bytes, splits(FfnKind::kShared))};
-  const auto shards = PlanShards(parts, shape, balance);
+  return {.layers = layers,
+          .attention_splits = spec.attention_splits(),
+          .ffn_splits = splits(FfnKind::kDense),
+          .vocab_chunks = chunks,
+          .attention_split_bytes = of_split(attention_bytes, spec.attention_splits()),
+          .ffn_split_bytes = of_split(ffn_bytes, splits(FfnKind::kDense)),
+          .vocab_chunk_bytes = head_bytes / chunks,
+          .expert_splits = splits(FfnKind::kExpert),
+          .shared_splits = splits(FfnKind::kShared),
+          .expert_split_bytes = of_split(expert_bytes, splits(FfnKind::kExpert)),
+          .shared_split_bytes = of_split(shared_bytes, splits(FfnKind::kShared))};
+}
+
+absl::StatusOr<std::vector<ModelShard>> ShardModel(const model::Checkpoint& file,
+                                                   const model::ModelSpec& spec,
+                                                   ParallelShape shape, ShardBalance balance) {
+  const auto shards = PlanShards(PartsOf(file, spec), shape, balance);
   if (!shards.ok()) return shards.status();
   std::vector<ModelShard> result;
   for (const Shard& shard : *shards) {

@@ -33,6 +33,10 @@ struct ModelShard {
   bool operator==(const ModelShard&) const = default;
 };
 
+// What there is to share of a model. Bytes are those in the file, each tensor once, which is close
+// enough to the packed ones. Layers count as alike.
+ModelParts PartsOf(const model::Checkpoint& file, const model::ModelSpec& spec);
+
 // WholeModel returns the shard that is the whole model; ShardModel returns the shards of a
 // group's ranks. INVALID_ARGUMENT as for PlanShards.
 ModelShard WholeModel(const model::ModelSpec& spec);

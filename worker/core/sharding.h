@@ -58,6 +58,8 @@ struct ModelParts {
   std::uint32_t shared_splits = 0;
   std::uint64_t expert_split_bytes = 0;
   std::uint64_t shared_split_bytes = 0;
+
+  bool operator==(const ModelParts&) const = default;
 };
 
 // The part of the model that one rank owns.

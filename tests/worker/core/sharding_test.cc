@@ -134,6 +134,20 @@ TEST(PlanShardsTest, RefusesWhatCannotBeCut) {
   EXPECT_FALSE(PlanShards(parts, {.tensor = 1u << 31, .pipeline = 2}).ok());
 }
 
+TEST(PlanShardsTest, ExpertsAndSharedExpertsAreCutTooOrRefused) {
+  ModelParts parts = SmallModel();
+  parts.attention_splits = 8;
+  parts.ffn_splits = 0;  // every layer has experts
+  parts.expert_splits = 6;
+  EXPECT_TRUE(PlanShards(parts, {.tensor = 6}).ok());
+  EXPECT_EQ(PlanShards(parts, {.tensor = 7}).status().message(),
+            "tp 7: the model can be cut into 6 (8 splits of attention, 6 FFN splits)");
+  parts.shared_splits = 4;
+  EXPECT_TRUE(PlanShards(parts, {.tensor = 4}).ok());
+  EXPECT_EQ(PlanShards(parts, {.tensor = 5}).status().message(),
+            "tp 5: the model can be cut into 4 (8 splits of attention, 4 FFN splits)");
+}
+
 // Adds splits in the order of kernels/reference.
 float SplitTree(std::vector<float> partials) {
   for (std::size_t stride = 1; stride < partials.size(); stride *= 2) {
