@@ -29,8 +29,6 @@ absl::Status LocalFleet::Load(const RoleFlags& flags, const std::string& version
   const std::shared_ptr<const model::Checkpoint>& file = *opened;
   const absl::StatusOr<TokenizerBundle> tokenizer = ReadTokenizer(flags, *file);
   if (!tokenizer.ok()) return tokenizer.status();
-  LogSkippedTensors(*file, *log_);
-  LogUnpackedTensors(*file, *log_);
 
   metrics_ = std::make_unique<Metrics>(Metrics::Labels{{"model", model_id_}});
   AddBuildInfo(*metrics_, version);
@@ -56,6 +54,7 @@ absl::Status LocalFleet::StartEngine(const RoleFlags& flags,
                                      const TokenizerBundle& tokenizer) {
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id_);
   if (!options.ok()) return options.status();
+  LogTensors(*file, options->kv_format, *log_);
   if (auto wrong = CheckModelFlags(flags, *options, *file); !wrong.ok()) return wrong;
   executor_ = std::make_unique<worker::InProcessExecutor>(file, *options, &clock_, log_);
   observed_ = std::make_unique<ObservedExecutor>(executor_.get(), PlanLog(log_));

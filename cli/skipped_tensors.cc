@@ -47,7 +47,7 @@ UnpackedExperts FindUnpackedExperts(const model::Checkpoint& file, const model::
   return found;
 }
 
-void LogUnpackedTensors(const model::Checkpoint& file, Logger& log) {
+void LogUnpackedTensors(const model::Checkpoint& file, const model::ModelSpec& spec, Logger& log) {
   std::uint64_t count = 0, packed = 0, bytes = 0;
   std::string format;
   for (const model::Tensor& tensor : file.tensors()) {
@@ -69,15 +69,32 @@ void LogUnpackedTensors(const model::Checkpoint& file, Logger& log) {
          {"file_mb", packed / 1'000'000},
          {"memory_mb", bytes / 1'000'000}});
   }
-  const auto spec = model::LoadSpec(file);
-  if (!spec.ok()) return;  // the rank says why
-  const UnpackedExperts experts = FindUnpackedExperts(file, *spec);
+  const UnpackedExperts experts = FindUnpackedExperts(file, spec);
   if (experts.count == 0) return;
   log.Warning(
       "experts are unpacked to fp32, since their gate and up matrices differ in format or order",
       {{"experts", experts.count},
        {"file_mb", experts.file_bytes / 1'000'000},
        {"memory_mb", experts.memory_bytes / 1'000'000}});
+}
+
+void LogKvScales(const model::ModelSpec& spec, const worker::KvFormats& kv, Logger& log) {
+  std::uint32_t layers = 0;
+  for (std::uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const kernels::KvFormat format = kv.Of(layer);
+    const model::KvScales scales = spec.KvScalesOf(layer);
+    layers += (format.key == kernels::KvType::kFp8 && scales.key != 0) ||
+              (format.value == kernels::KvType::kFp8 && scales.value != 0);
+  }
+  if (layers > 0) log.Info("K and V in FP8 have the scales of the file", {{"layers", layers}});
+}
+
+void LogTensors(const model::Checkpoint& file, const worker::KvFormats& kv, Logger& log) {
+  LogSkippedTensors(file, log);
+  const auto spec = model::LoadSpec(file);
+  if (!spec.ok()) return;
+  LogUnpackedTensors(file, *spec, log);
+  LogKvScales(*spec, kv, log);
 }
 
 }  // namespace flotilla::cli

@@ -1,5 +1,5 @@
 // Says which tensors of a model file the text model does not use, e.g. those of an encoder of
-// images, and which take more memory than in the file.
+// images, which take more memory than in the file, and which scales K and V get from it.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "common/obs/log.h"
 #include "model/checkpoint.h"
 #include "model/spec.h"
+#include "worker/compute/kv_shape.h"
 
 namespace flotilla::cli {
 
@@ -31,6 +32,12 @@ UnpackedExperts FindUnpackedExperts(const model::Checkpoint& file, const model::
 
 // Warns of quantised matrices that take 32 bits for each weight: of those that no packed kind
 // keeps, and of unpacked experts.
-void LogUnpackedTensors(const model::Checkpoint& file, Logger& log);
+void LogUnpackedTensors(const model::Checkpoint& file, const model::ModelSpec& spec, Logger& log);
+
+// Logs one line if K or V of any layer is FP8 and takes its scale from the file.
+void LogKvScales(const model::ModelSpec& spec, const worker::KvFormats& kv, Logger& log);
+
+// Logs all of these lines. Of a file that is no model, the rank says why.
+void LogTensors(const model::Checkpoint& file, const worker::KvFormats& kv, Logger& log);
 
 }  // namespace flotilla::cli

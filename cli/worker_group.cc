@@ -68,10 +68,9 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(const RoleFlags
   if (!file.ok()) return file.status();
   const absl::StatusOr<TokenizerBundle> tokenizer = ReadTokenizer(flags, **file);
   if (!tokenizer.ok()) return tokenizer.status();
-  LogSkippedTensors(**file, *log);
-  LogUnpackedTensors(**file, *log);
   absl::StatusOr<worker::RankOptions> options = MakeRankOptions(flags, model_id);
   if (!options.ok()) return options.status();
+  LogTensors(**file, options->kv_format, *log);
   if (auto wrong = CheckModelFlags(flags, *options, **file); !wrong.ok()) return wrong;
   std::unique_ptr<WorkerGroup> group(
       new WorkerGroup(flags, TokenizerContentOf(*tokenizer, model_id), clock));

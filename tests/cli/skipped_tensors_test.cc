@@ -4,11 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cli/skipped_tensors.h"
 #include "cli/worker_group.h"
 #include "common/rt/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "model/load_spec.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/hf_folder.h"
 #include "tests/support/log_lines.h"
@@ -73,7 +75,7 @@ TEST(UnpackedExperts, AreLoggedOnce) {
     const auto file = model::OpenCheckpoint(folder.path());
     EXPECT_TRUE(file.ok()) << file.status();
     testing::LogLines log;
-    LogUnpackedTensors(**file, log.logger());
+    LogTensors(**file, kernels::KvFormat::kBf16, log.logger());
     return log.lines();
   };
   EXPECT_THAT(
@@ -81,6 +83,30 @@ TEST(UnpackedExperts, AreLoggedOnce) {
       ElementsAre(HasSubstr("experts are unpacked to fp32, since their gate and up matrices "
                             "differ in format or order experts=12 file_mb=0 memory_mb=0")));
   EXPECT_THAT(lines("gptq_order"), ::testing::IsEmpty());
+}
+
+TEST(KvScales, AreLoggedOnceWhereAnyLayerUsesThem) {
+  using enum kernels::KvType;
+  const std::vector<std::byte> bytes = testing::TinyGguf();
+  const auto file = model::ParseCheckpoint(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  auto spec = model::LoadSpec(**file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  ASSERT_EQ(spec->layers.size(), 2u);
+  const auto lines = [&](const worker::KvFormats& kv) {
+    testing::LogLines log;
+    LogKvScales(*spec, kv, log.logger());
+    return log.lines();
+  };
+  EXPECT_THAT(lines(kernels::KvFormat::Both(kFp8)), ::testing::IsEmpty());
+  spec->kv_scales = {{.key = 0.5f}, {.key = 0.5f, .value = 0.25f}};
+  const auto says = [](int layers) {
+    return ElementsAre(
+        HasSubstr(absl::StrCat("K and V in FP8 have the scales of the file layers=", layers)));
+  };
+  EXPECT_THAT(lines(kernels::KvFormat::Both(kFp8)), says(2));
+  EXPECT_THAT(lines(kernels::KvFormat{kInt8, kFp8}), says(1));
+  EXPECT_THAT(lines(kernels::KvFormat::Both(kInt8)), ::testing::IsEmpty());
 }
 
 }  // namespace
