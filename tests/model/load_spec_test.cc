@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "model/content_hash.h"
 #include "model/stop_tokens.h"
 #include "tests/support/scratch_directory.h"
@@ -138,6 +139,15 @@ std::string LoadError(const std::vector<std::byte>& bytes) {
   const auto file = ParseCheckpoint(bytes);
   if (!file.ok()) return std::string(file.status().message());
   return std::string(LoadSpec(**file).status().message());
+}
+
+TEST(LoadSpec, ATensorThatTheArchitectureHasNoUseForIsRefused) {
+  for (const char* name : {"blk.0.attn_sub_norm.weight", "blk.2.attn_norm.weight", "extra"}) {
+    testing::GgufBuilder builder = testing::TinyGgufBuilder();
+    builder.AddTensor(name, {32}, GgmlType::kF32, std::vector<std::byte>(128));
+    EXPECT_THAT(LoadError(builder.Build()),
+                HasSubstr(absl::StrCat("tensor ", name, " has no meaning in this architecture")));
+  }
 }
 
 // As llama.cpp reads them: a factor alone is a linear scaling, and has an older name; 0 is no

@@ -27,8 +27,11 @@ using testing::Random;
 
 constexpr std::uint64_t kFolderSeed = 20261125;
 
-// Of each architecture.
-int Mutations() { return std::getenv("FLOTILLA_LONG") != nullptr ? 5'000 : 200; }
+// Of each case. Those whose weights are made have mostly the keys of the others.
+int Mutations(const std::string& tiny_case) {
+  const int all = std::getenv("FLOTILLA_LONG") != nullptr ? 5'000 : 200;
+  return tiny_case.starts_with("made/") ? all / 5 : all;
+}
 
 Json Extreme(const Json& before, Random& random) {
   const Json values[] = {0,
@@ -107,19 +110,19 @@ bool Serve(const std::string& folder) {
 class HostileFolderTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(HostileFolderTest, IsRefusedOrServed) {
-  const testing::ScratchDirectory scratch;
-  const std::string folder = scratch.path() + "/model", from = "tests/data/tiny/";
+  const testing::ScratchDirectory scratch, made;
+  const std::string folder = scratch.path() + "/model";
+  const std::string from = testing::TinyCaseFolder(GetParam(), made.path());
   std::filesystem::create_directory(folder);
-  std::filesystem::copy_file(from + GetParam() + "/model.safetensors",
-                             folder + "/model.safetensors");
-  std::ifstream text(from + GetParam() + "/config.json");
+  std::filesystem::copy_file(from + "/model.safetensors", folder + "/model.safetensors");
+  std::ifstream text(from + "/config.json");
   const Json config = Json::parse(text);
   const auto write = [&](const Json& content) {
     std::ofstream(folder + "/config.json") << content.dump();
   };
   write(config);
   ASSERT_TRUE(Serve(folder));
-  const int mutations = Mutations();
+  const int mutations = Mutations(GetParam());
   int served = 0;
   for (int i = 0; i < mutations; ++i) {
     const std::uint64_t seed = kFolderSeed + static_cast<std::uint64_t>(i);
@@ -135,8 +138,8 @@ TEST_P(HostileFolderTest, IsRefusedOrServed) {
   EXPECT_LT(served, mutations);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiny, HostileFolderTest, ::testing::ValuesIn(testing::CaseNames("tiny")),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(, HostileFolderTest, ::testing::ValuesIn(testing::AllTinyCases()),
+                         testing::TinyCaseName);
 
 }  // namespace
 }  // namespace flotilla::worker
