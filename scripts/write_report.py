@@ -13,6 +13,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+from decode_speeds import machine
+
 # The stages of each part, in the order of the page.
 PARTS = {
     "sanitizers": ("soak", "tsan", "asan+ubsan", "asan+ubsan-integration"),
@@ -26,15 +28,9 @@ PARTS = {
 }
 
 
-def machine():
-    name = "unknown CPU"
-    with open("/proc/cpuinfo") as info:
-        for line in info:
-            if line.startswith("model name"):
-                name = line.split(":")[1].strip()
-                break
+def machine_and_memory():
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB"
+    return f"{machine()}, {memory_gib:.0f} GiB"
 
 
 # Tests that measure the same for each parameter, `name[parameter]`. Each has its own table.
@@ -79,7 +75,7 @@ def main():
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True,
                             capture_output=True, text=True).stdout.strip()
     lines = [f"# Results of `scripts/test --long --part {part}`", "",
-             f"Commit {commit}, {datetime.date.today()}, on {machine()}.", "",
+             f"Commit {commit}, {datetime.date.today()}, on {machine_and_memory()}.", "",
              "| what | passed | failed | seconds |", "|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in stages(results, part)]
     if part == "mutations":
