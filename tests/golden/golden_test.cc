@@ -202,8 +202,9 @@ TEST(GoldenTest, KvTypesAreClose) {
     double perplexity;       // at most this part more
     double top5;             // the mean error
     bool only_long = false;  // others are enough for every run
-    // Of every layer, as if the file had them. K is at most 22 or so; V is at most 3 to 18, of
-    // which what is past 13.4 is cut off.
+    // Of every layer, as if the file had them: large enough for the text, whose K is at most 26.4
+    // and whose V at most 17.8, so that nothing is cut off. More is lost than with scales of
+    // tokens, probably because those make the largest element of a token nearly exact.
     model::KvScales scales = {};
   };
   const std::vector<Chat> chats = ReadChats();
@@ -214,7 +215,7 @@ TEST(GoldenTest, KvTypesAreClose) {
         Type{{kInt8, kFp8}, 0.02, 0.08, true}, Type{{kInt8, kInt4}, 0.004, 0.08},
         Type{{kInt4, kInt4}, 0.015, 0.09, true}, Type{{kInt4, kInt2}, 0.06, 0.25},
         Type{{kInt2, kInt2}, 0.6, 0.5, true}, Type{{kFp8E5m2, kFp8E5m2}, 0.2, 0.4, true},
-        Type{{kFp8, kFp8}, 0.02, 0.2, true, {0.05f, 0.03f}}}) {
+        Type{{kFp8, kFp8}, 0.025, 0.16, true, {0.06f, 0.04f}}}) {
     if (type.only_long && !testing::LongTests()) continue;
     const bool given = type.scales != model::KvScales();
     const std::string name =
