@@ -551,17 +551,20 @@ TEST_F(FrontendsTest, EveryNumberOverGrpcIsServedOrRefusedByName) {
   const EngineDescription engine = *engine_.Describe();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   int set = 0;
-  for (const Parameter& row : kParameters) {
-    if (!IsNumberRow(row) || row.grpc.empty()) continue;
-    NumberField field = FieldOf(row, engine);
-    if (row.name == "thinking_token_budget") field.high = -1;  // a text has no thoughts
+  const auto check = [&](const Parameter& row, const NumberField& field, bool chat) {
     for (const double value :
          {field.low - 1, field.low, field.high, field.high + 1, 0.0, -1.0, 2147483647.0,
           2147483648.0, 4294967295.0, 9223372036854775808.0, kInfinity, -kInfinity, 1e38,
           std::numeric_limits<double>::quiet_NaN()}) {
       v1::GenerateRequest request;
-      request.set_model("tiny");
-      request.mutable_token_ids()->add_ids(5);
+      request.set_model(chat ? "thinker" : "tiny");
+      if (chat) {
+        v1::ChatMessage& message = *request.mutable_chat()->add_messages();
+        message.set_role("user");
+        message.set_content("hi");
+      } else {
+        request.mutable_token_ids()->add_ids(5);
+      }
       if (row.name != "max_tokens") request.set_max_tokens(16);
       const std::optional<double> has = SetNumber(std::string(row.grpc), value, &request);
       if (!has.has_value()) continue;  // the type does not have it
@@ -575,6 +578,15 @@ TEST_F(FrontendsTest, EveryNumberOverGrpcIsServedOrRefusedByName) {
       EXPECT_EQ(verdict.field, Takes(field, *has) ? "" : refused)
           << request.ShortDebugString() << verdict.message;
     }
+  };
+  for (const Parameter& row : kParameters) {
+    if (!IsNumberRow(row) || row.grpc.empty()) continue;
+    NumberField field = FieldOf(row, engine);
+    if (row.name == "thinking_token_budget") {
+      check(row, field, /*chat=*/true);
+      field.high = -1;  // a text has no thoughts
+    }
+    check(row, field, /*chat=*/false);
   }
   EXPECT_GT(set, 200);
 }
