@@ -203,8 +203,8 @@ TEST(GoldenTest, KvTypesAreClose) {
     double top5;             // the mean error
     bool only_long = false;  // others are enough for every run
     // Of every layer, as if the file had them: large enough for the text, whose K is at most 26.4
-    // and whose V at most 17.8, so that nothing is cut off. More is lost than with scales of
-    // tokens, probably because those make the largest element of a token nearly exact.
+    // and whose V at most 17.8, so that nothing is cut off. More is lost in K than with scales of
+    // tokens, which make its largest element nearly exact (docs/formats.md).
     model::KvScales scales = {};
   };
   const std::vector<Chat> chats = ReadChats();
