@@ -457,8 +457,7 @@ def test_a_rolling_restart_loses_nothing(tmp_path, record):
                         one.send_signal(signal.SIGTERM)
                         assert one.wait(timeout=60) == 0, name
                         fleet.start(name)
-                        wait_until(lambda: all(fleet.up(g, r) for g in (0, 1) for r in (0, 1)),
-                                   f"all are there after {name}")
+                        fleet.wait_up()
                         assert not loading.done(), loading.result()
             finally:
                 ended.append(True)

@@ -310,6 +310,7 @@ class Replicas:
                 self.flags[f"router{i}"] += ["--scheduler", target]
         self.start(*self.flags)
         self.routers = [httpx.Client(base_url=self.url(i), timeout=60) for i in range(routers)]
+        self.wait_up()
 
     def __enter__(self):
         return self
@@ -345,6 +346,11 @@ class Replicas:
         return any(value == 1 for key, value in pages.items()
                    if key.startswith("flotilla_router_replica_up")
                    and key.endswith(f':{self.addresses[replica].split(":")[1]}"}}'))
+
+    def wait_up(self):
+        """Waits until every router has every replica; a router is ready with its first one."""
+        wait_until(lambda: all(self.up(replica, router) for replica in range(len(self.addresses))
+                               for router in range(len(self.routers))), "all replicas are up")
 
     def sent(self, replica, router=0):
         """Requests that the router sent to the replica."""

@@ -25,7 +25,7 @@ def all_there(replicas):
     """Waits until all replicas are up, so that each test begins with all of them."""
     ended = [name for name, one in replicas.processes.items() if one.process.poll() is not None]
     replicas.start(*ended)
-    wait_until(lambda: all(replicas.up(g, r) for g in (0, 1) for r in (0, 1)), "all replicas are up")
+    replicas.wait_up()
 
 
 @pytest.fixture(scope="module")
