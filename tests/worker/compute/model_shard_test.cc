@@ -65,8 +65,8 @@ TEST(PartsOfTest, FusedExpertsHaveTheBytesOfATensorForEach) {
 TEST(PartsOfTest, TheTensorOfALatentCountsOnce) {
   const std::string folder = "tests/data/tiny/deepseek_v3_mla";
   const ModelParts parts = PartsIn(folder);
-  EXPECT_LE(parts.attention_split_bytes * parts.layers * parts.attention_splits,
-            BytesOf(folder, {"self_attn"}));
+  EXPECT_EQ(parts.attention_split_bytes, BytesOf(folder, {"q_b_proj", "kv_b_proj", "o_proj"}) /
+                                             parts.layers / parts.attention_splits);
 }
 
 }  // namespace

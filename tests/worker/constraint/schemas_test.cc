@@ -13,7 +13,7 @@
 namespace flotilla::worker {
 namespace {
 
-void CompileFile(const std::string& path, int least) {
+void CompileFile(const std::string& path, int accepted) {
   const auto vocabulary = GrammarVocabulary::Create(SmallVocabulary());
   ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
   std::ifstream file(path);
@@ -27,7 +27,8 @@ void CompileFile(const std::string& path, int least) {
                             : router::JsonSchemaConstraint(json);
     if (!schema.ok()) continue;
     const auto bytes = CompileConstraint(*schema, **vocabulary, 1 << 24);
-    ASSERT_TRUE(bytes.ok()) << bytes.status() << " of " << line;
+    EXPECT_TRUE(bytes.ok()) << bytes.status() << " of " << line;
+    if (!bytes.ok()) continue;
     const auto grammar = Grammar::Read(*bytes, *schema, *vocabulary);
     ASSERT_TRUE(grammar.ok()) << grammar.status() << " of " << line;
     GrammarMatcher matcher(*grammar);
@@ -36,12 +37,12 @@ void CompileFile(const std::string& path, int least) {
     EXPECT_TRUE(std::ranges::any_of(mask, [](std::uint32_t word) { return word != 0; })) << line;
     ++compiled;
   }
-  EXPECT_GE(compiled, least);
+  EXPECT_EQ(compiled, accepted);
 }
 
-TEST(AcceptedSchemas, OfClientsCompile) { CompileFile("tests/data/schemas/own.jsonl", 150); }
+TEST(AcceptedSchemas, OfClientsCompile) { CompileFile("tests/data/schemas/own.jsonl", 186); }
 TEST(AcceptedSchemas, OfTheSuiteCompile) {
-  CompileFile("tests/data/schemas/draft2020-12.jsonl", 150);
+  CompileFile("tests/data/schemas/draft2020-12.jsonl", 201);
 }
 
 }  // namespace
