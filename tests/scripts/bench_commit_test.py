@@ -40,7 +40,7 @@ class BenchCommit(unittest.TestCase):
         run, rounds = self.compare([(500, 100), (1000, 80)], [(900, 99), (400, 98)])
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("| 1 | 1000 | 900 | 1.11 | 100 | 99 | 1.01 |", run.stdout)
-        self.assertIn("Nothing is slower.", run.stdout)
+        self.assertIn("Nothing is below the least ratio.", run.stdout)
         self.assertEqual(rounds, 2)
 
     def test_what_is_slower_is_tried_again_and_named(self):
