@@ -1,5 +1,5 @@
 // Says which tensors of a model file the text model does not use, e.g. those of an encoder of
-// images, which take more memory than in the file, and which scales K and V get from it.
+// images; which of them take more memory than in the file; and whether K and V have scales of it.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ void LogUnpackedTensors(const model::Checkpoint& file, const model::ModelSpec& s
 // Logs one line if K or V of any layer is FP8 and takes its scale from the file.
 void LogKvScales(const model::ModelSpec& spec, const worker::KvFormats& kv, Logger& log);
 
-// Logs all of these lines. Of a file that is no model, the rank says why.
+// Logs all of these lines. Of a file that is no model it logs the first one, and the start fails.
 void LogTensors(const model::Checkpoint& file, const worker::KvFormats& kv, Logger& log);
 
 }  // namespace flotilla::cli

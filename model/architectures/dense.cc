@@ -112,7 +112,8 @@ void DenseReader::FinishExperts(std::optional<Activation> activation) {
   in_.Require(dense.ok() || !checkpoint_.configuration().Has(kDense), kDense, "is no list");
   for (const double layer : dense.value_or(std::vector<double>())) {
     const bool exists = layer >= 0 && layer < layers_ && layer == std::floor(layer);
-    in_.Require(exists, kDense, Cat("has the layer ", layer, ", which is not in 0..", layers_ - 1));
+    in_.Require(exists, kDense,
+                Cat("has ", layer, ", which is no whole number in 0..", layers_ - 1));
     if (exists) has_experts_[static_cast<size_t>(layer)] = false;
   }
 }
